@@ -97,9 +97,9 @@ impl<T: ?Sized> ArenaBox<'static, T> {
     pub fn into_pin(boxed: Self) -> Pin<Self> {
         // SAFETY: nothing but their destructor moves or ends the contents. The box does not give access that could:
         // `Deref` and `DerefMut` are its own, and `into_inner` and `leak` want it unpinned. If it is forgotten, the
-        // memory stays as it is: nobody can reset or drop an arena that is borrowed for ever; a scope's boxes are never
-        // `'static`; the caller of `rewind` promises that nothing there is pinned; and memory from elsewhere
-        // (`from_mut`) was borrowed for ever, alone.
+        // memory stays as it is: nobody can reset or drop an arena that is borrowed for ever; a scope's boxes are
+        // `'static` only if its guard is borrowed for ever, and so never ends it; the caller of `rewind` promises that
+        // nothing there is pinned; and memory from elsewhere (`from_mut`) was borrowed for ever, alone.
         unsafe { Pin::new_unchecked(boxed) }
     }
 }

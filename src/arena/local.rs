@@ -1,4 +1,5 @@
-//! [`Local`]: one thread's handle to an [`Arena`], which cuts without atomic operations; [`Scope`]: a part of its life.
+//! [`Local`]: one thread's handle to an [`Arena`], which cuts without atomic operations; [`Scope`]: a part of its life;
+//! [`ScopeGuard`]: a scope that no closure surrounds.
 //!
 //! ```text
 //!   Local   room ──▶ pointer, end    pieces ◀──┐          allocates: pointer += size, if it is not past the end
@@ -89,6 +90,10 @@
 //! assert_eq!(first, "a");
 //! # Ok::<(), ArenaError>(())
 //! ```
+//!
+//! **A guard may be leaked**, and then never rewinds. So its scope has pieces of its own, a copy of the handle's, as it
+//! has room of its own. If the handle's pieces had changed, and its room had not, the end of another piece would be
+//! taken for that of the room.
 //!
 //! Worked: a local's room begins at 1,000. A scope begins there too, allocates 64 bytes up to 1,064, and ends. The
 //! local's own room was never changed, so its next object is at 1,000.
@@ -224,6 +229,14 @@ impl<'a, B: Backing> Local<'a, B> {
         Scope::enter(self.arena, &self.room, &self.pieces, work)
     }
 
+    /// A scope that lasts until the guard is dropped, instead of as long as a closure; see [`ScopeGuard`]. Costs some
+    /// loads and stores more than [`scoped`](Self::scoped).
+    #[inline]
+    #[must_use]
+    pub fn scope_guard(&mut self) -> ScopeGuard<'_, B> {
+        ScopeGuard::new(self.arena, &self.room, &self.pieces)
+    }
+
     /// The handle's current position. With scopes this is not needed.
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint<'a> {
@@ -291,7 +304,9 @@ impl<B: Backing> Drop for Local<'_, B> {
 /// A part of a [`Local`]'s life: what is allocated in it is freed when it ends.
 ///
 /// Its lifetime is unique to this scope, so a value allocated in a scope can neither leave it nor be mistaken for
-/// another scope's. `'env` is what it may borrow from outside, as in a scope of threads.
+/// another scope's. (With a [`ScopeGuard`] it is that of a borrow of the guard. If two such scopes are exchanged, both
+/// guards are borrowed for as long as either is in use.) `'env` is what it may borrow from outside, as in a scope of
+/// threads.
 pub struct Scope<'s, 'env: 's, B: Backing = ProcessHeap> {
     arena: &'s Arena<B>,
     /// Its own copy: the room of the handle that entered the scope does not change.
@@ -303,6 +318,10 @@ pub struct Scope<'s, 'env: 's, B: Backing = ProcessHeap> {
     outside: PhantomData<Cell<&'env ()>>,
 }
 
+// SAFETY: as for `Local`. The cell that it shares is that of a handle or guard which is borrowed mutably for as long as
+// the scope's lifetime, so nobody else uses it meanwhile.
+unsafe impl<B: Backing + Sync> Send for Scope<'_, '_, B> {}
+
 impl<'s, 'env, B: Backing> Scope<'s, 'env, B> {
     typed_methods!('s);
 
@@ -310,6 +329,25 @@ impl<'s, 'env, B: Backing> Scope<'s, 'env, B> {
     #[inline]
     pub fn scoped<'inner, R>(&mut self, work: impl for<'t> FnOnce(Scope<'t, 'inner, B>) -> R) -> R {
         Scope::enter(self.arena, &self.room, self.pieces, work)
+    }
+
+    /// A scope inside this one that lasts until the guard is dropped; see [`ScopeGuard`].
+    #[inline]
+    #[must_use]
+    pub fn scope_guard(&mut self) -> ScopeGuard<'_, B> {
+        ScopeGuard::new(self.arena, &self.room, self.pieces)
+    }
+
+    /// A scope that starts at a handle's room.
+    #[inline(always)]
+    fn new(arena: &'s Arena<B>, room: &Cell<Room>, pieces: &'s Cell<Pieces>) -> Self {
+        Self {
+            arena,
+            room: room.clone(),
+            pieces,
+            brand: PhantomData,
+            outside: PhantomData,
+        }
     }
 
     /// Runs `work` with a scope that starts at a handle's room.
@@ -336,13 +374,7 @@ impl<'s, 'env, B: Backing> Scope<'s, 'env, B> {
         }
         let checkpoint = pieces.get().checkpoint(room.get());
         let panicked = Panicked { pieces, checkpoint };
-        let result = work(Scope {
-            arena,
-            room: room.clone(),
-            pieces,
-            brand: PhantomData,
-            outside: PhantomData,
-        });
+        let result = work(Scope::new(arena, room, pieces));
         mem::forget(panicked);
         // SAFETY: the checkpoint is of these pieces, whose owner is borrowed mutably by the code that entered the
         // scope: nothing else allocates from them or rewinds them. Scopes within this one have ended. What was
@@ -362,5 +394,189 @@ unsafe impl<B: Backing> Raw for Scope<'_, '_, B> {
     #[inline]
     fn move_end(&self, start: NonNull<u8>, end: *const u8, new_end: *const u8) -> bool {
         move_end(self.arena, &self.room, self.pieces, start, end, new_end)
+    }
+}
+
+/// A [`Scope`] that ends when this guard is dropped, for what a closure is in the way of: a `?` or `break` that leaves
+/// the scope, or an `.await` in it. Made by [`Local::scope_guard`] and [`Scope::scope_guard`].
+///
+/// ```
+/// use pageheap::arena::{Arena, ArenaError, Local};
+///
+/// fn longest(local: &mut Local<'_>, text: &str) -> Result<Option<usize>, ArenaError> {
+///     let mut guard = local.scope_guard();
+///     let scope = guard.scope();
+///     let lengths = scope.alloc_iter(text.split(' ').map(str::len))?; // If this returns, the scope ends as well.
+///     Ok(lengths.iter().copied().max())
+/// }
+///
+/// let arena = Arena::new();
+/// assert_eq!(longest(&mut arena.local(), "any number of words")?, Some(6));
+/// # Ok::<(), ArenaError>(())
+/// ```
+///
+/// What is allocated in the scope borrows the guard:
+///
+/// ```compile_fail,E0505
+/// use pageheap::arena::Arena;
+///
+/// let arena = Arena::new();
+/// let mut local = arena.local();
+/// let mut guard = local.scope_guard();
+/// let inside = guard.scope().alloc(17).unwrap();
+/// drop(guard); // error: `guard` is borrowed by `inside`
+/// assert_eq!(*inside, 17);
+/// ```
+///
+/// A leaked guard does no harm: the handle continues where it was. Memory that was taken for the scope, or was spare,
+/// may be lost until the arena is reset. Guard and scope are `Send` but not `Sync`, as a `Local` is.
+pub struct ScopeGuard<'l, B: Backing = ProcessHeap> {
+    arena: &'l Arena<B>,
+    /// The room and the pieces of the handle, which is not used before the guard is gone, dropped or leaked.
+    handle: (&'l Cell<Room>, &'l Cell<Pieces>),
+    /// Those of the scope, where it begins. It has a copy of the room.
+    room: Cell<Room>,
+    pieces: Cell<Pieces>,
+    checkpoint: Checkpoint<'l>,
+}
+
+// SAFETY: as for `Scope`: the handle is borrowed mutably as long as there is a guard.
+unsafe impl<B: Backing + Sync> Send for ScopeGuard<'_, B> {}
+
+impl<'l, B: Backing> ScopeGuard<'l, B> {
+    /// A guard of a scope that starts at a handle's room.
+    #[inline]
+    fn new(arena: &'l Arena<B>, room: &'l Cell<Room>, pieces: &'l Cell<Pieces>) -> Self {
+        let all = pieces.get();
+        pieces.set(all.in_use());
+        Self {
+            arena,
+            handle: (room, pieces),
+            room: room.clone(),
+            pieces: Cell::new(all),
+            checkpoint: all.checkpoint(room.get()),
+        }
+    }
+
+    /// The scope. Called again, it begins anew: what was allocated in it is freed for reuse. Values are not dropped.
+    #[inline]
+    pub fn scope<'s, 'env: 's>(&'s mut self) -> Scope<'s, 'env, B> {
+        self.rewind();
+        Scope::new(self.arena, &self.room, &self.pieces)
+    }
+
+    /// Frees everything that was allocated in the scope.
+    #[inline]
+    fn rewind(&mut self) {
+        // SAFETY: the checkpoint is of these pieces, which only this guard's scope uses. That has ended, and so have
+        // those within it, those whose guards were leaked included: they and what was allocated in them borrow the
+        // guard, which is borrowed mutably here.
+        unsafe { rewind(&self.room, &self.pieces, self.checkpoint) };
+    }
+}
+
+impl<B: Backing> Drop for ScopeGuard<'_, B> {
+    #[inline]
+    fn drop(&mut self) {
+        self.rewind();
+        let (room, pieces) = self.handle;
+        room.set(self.room.get());
+        pieces.set(self.pieces.get());
+    }
+}
+
+impl<B: Backing> fmt::Debug for ScopeGuard<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScopeGuard")
+            .field("arena", self.arena)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    fn place<T>(value: &T) -> usize {
+        ptr::from_ref(value).addr()
+    }
+
+    /// How much a scope takes: nothing, room that is there, a longer piece or another, one of its own.
+    const BYTES: [usize; 5] = [0, 64, 3_000, 20_000, 200_000];
+
+    /// Allocates so many bytes, by parts and at once, with objects of others in between.
+    fn fill(hand: &impl Raw, arena: &Arena, bytes: usize, others: bool) -> Result<(), ArenaError> {
+        for length in [bytes / 16; 16].into_iter().chain([bytes]) {
+            let start = typed::room::<u8, _>(hand, length)?;
+            // SAFETY: allocated above, and so long.
+            unsafe { start.write_bytes(0xFF, length) };
+            if others {
+                arena.alloc(0_u64)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_the_scope_of_a_guard_allocated_is_given_back() -> Result<(), ArenaError> {
+        let arena = Arena::new();
+        let mut local = arena.local();
+        let before = place(local.alloc(1_u64)?);
+        for bytes in BYTES {
+            for others in [false, true] {
+                let mut guard = local.scope_guard();
+                for _ in 0..2 {
+                    let mut scope = guard.scope();
+                    assert_eq!(place(scope.alloc(2_u64)?), before + 8, "also when it begins anew");
+                    let mut inner = scope.scope_guard();
+                    assert_eq!(place(inner.scope().alloc(3_u64)?), before + 16);
+                    fill(&inner.scope(), &arena, bytes, others)?;
+                    drop(inner);
+                    assert_eq!(place(scope.alloc(4_u64)?), before + 16);
+                    fill(&scope, &arena, bytes, others)?;
+                }
+            }
+        }
+        assert_eq!(place(local.alloc(5_u64)?), before + 8);
+        Ok(())
+    }
+
+    /// Its handle, the scopes around it and a checkpoint before it go on, and nothing that lives is overwritten.
+    #[test]
+    fn a_leaked_guard_does_no_harm() -> Result<(), ArenaError> {
+        for (bytes, others) in BYTES.into_iter().flat_map(|bytes| [(bytes, false), (bytes, true)]) {
+            let arena = Arena::new();
+            let mut local = arena.local();
+            let first = local.alloc([1_u64; 4])?;
+            let checkpoint = local.checkpoint();
+            let second = place(local.alloc([2_u64; 4])?);
+            local.scoped(|mut scope| {
+                let outer = scope.alloc([3_u64; 4])?;
+                let mut guard = scope.scope_guard();
+                fill(&guard.scope(), &arena, bytes, others)?;
+                mem::forget(guard);
+                assert_eq!(place(scope.alloc(5_u64)?), place(outer) + 32, "where it was");
+                let behind = arena.alloc([4_u64; 4])?;
+                fill(&scope, &arena, bytes, others)?;
+                assert_eq!((&*outer, &*behind), (&[3; 4], &[4; 4]));
+                Ok::<_, ArenaError>(())
+            })?;
+            assert_eq!(place(local.alloc(5_u64)?), second + 32, "the scope around it has ended");
+            let mut guard = local.scope_guard();
+            fill(&guard.scope(), &arena, bytes, others)?;
+            mem::forget(guard);
+            fill(&local, &arena, bytes, others)?;
+            // SAFETY: nothing that was allocated since is used.
+            unsafe { local.rewind(checkpoint) };
+            let again = place(local.alloc([2_u64; 4])?);
+            assert_eq!(again, second, "what was allocated since is given back");
+            mem::forget(local.scope_guard());
+            drop(local);
+            fill(&arena, &arena, bytes, others)?;
+            assert_eq!(*first, [1; 4]);
+        }
+        Ok(())
     }
 }

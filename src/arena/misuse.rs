@@ -71,6 +71,19 @@
 //! });
 //! ```
 //!
+//! Of `ScopeGuard`: a value used after its guard is gone.
+//!
+//! ```
+//! use pageheap::arena::Arena;
+//!
+//! let arena = Arena::new();
+//! let mut local = arena.local();
+//! let mut guard = local.scope_guard();
+//! let inside = guard.scope().alloc(17).unwrap();
+//! arena.stats();
+//! assert_eq!(*inside, 17);
+//! ```
+//!
 //! Of `Pool` and `Handle`: a value used after a reset, a handle on another thread, and a value that lives shorter.
 //!
 //! ```
@@ -397,6 +410,39 @@
 //! let guard = owner.enter();
 //! owner.flush();
 //! drop(guard);
+//! ```
+//!
+//! **In a scope that has a guard**: its value once it begins anew, and the handle that it is a part of.
+//!
+//! ```compile_fail,E0499
+//! use pageheap::arena::Arena;
+//!
+//! let arena = Arena::new();
+//! let mut local = arena.local();
+//! let mut guard = local.scope_guard();
+//! let inside = guard.scope().alloc(17).unwrap();
+//! guard.scope();
+//! assert_eq!(*inside, 17);
+//! ```
+//!
+//! ```compile_fail,E0502
+//! use pageheap::arena::Arena;
+//!
+//! let arena = Arena::new();
+//! let mut local = arena.local();
+//! let mut guard = local.scope_guard();
+//! local.alloc(18).unwrap();
+//! assert_eq!(*guard.scope().alloc(17).unwrap(), 17);
+//! ```
+//!
+//! ```
+//! use pageheap::arena::Arena;
+//!
+//! let arena = Arena::new();
+//! let mut local = arena.local();
+//! let mut guard = local.scope_guard();
+//! arena.alloc(18).unwrap();
+//! assert_eq!(*guard.scope().alloc(17).unwrap(), 17);
 //! ```
 //!
 //! **On two threads**: a local, which allocates without atomic operations, and a guard of an owner.

@@ -109,7 +109,7 @@ pub use bump::Arena;
 pub use config::ArenaConfig;
 pub use error::{ArenaError, Reason};
 pub use free_list::FreeList;
-pub use local::{Local, Scope};
+pub use local::{Local, Scope, ScopeGuard};
 pub use owner::{Guard, Owner};
 pub use pieces::Checkpoint;
 pub use pool::{Handle, Pool, StaleHandle};

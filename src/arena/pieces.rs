@@ -60,8 +60,9 @@ pub(super) struct Room {
 
 /// One thread's pieces of an arena.
 ///
-/// The matching room lies in the piece being cut, and reaches to its end. The exception: if a scope extended the piece
-/// and then panicked, the room still ends where the piece did before.
+/// The matching room lies in the piece being cut, and reaches to its end. There are two exceptions: if a scope extended
+/// the piece and then panicked, the room still ends where the piece did before; and if the guard of a scope that
+/// extended it was leaked, so does `end`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pieces {
     /// The piece being cut, and its end. Null at first.
@@ -285,6 +286,18 @@ impl Pieces {
         let piece = self.piece.addr()..=self.end.addr();
         if !piece.contains(&room.pointer.addr()) {
             not_its_own(room.pointer, self.piece);
+        }
+    }
+
+    /// What a handle keeps of its pieces while the guard of a scope has a copy of all of them: those in use. If the
+    /// guard is leaked, the handle goes on with these, and no piece is in both lists of spare ones.
+    ///
+    /// The scope may have extended the piece being cut. Then this handle cannot: the arena's cursor is past the end
+    /// that it knows.
+    pub(super) fn in_use(self) -> Self {
+        Self {
+            spare: ptr::null_mut(),
+            ..self
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   level 0   local ──▶ room ─────────────────────────────────▶ allocates, resizes, is rewound
-//!   level 1     scope ──▶ room of its own ──────────▶ ends, is forgotten, is boxed, panics
+//!   level 1     scope ──▶ room of its own ──────────▶ ends, is forgotten, is boxed, panics; its guard is leaked
 //!   level 2       scope ──▶ room of its own ──────▶
 //!   beside        the arena itself, other locals, other scopes
 //! ```
@@ -18,7 +18,7 @@
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::mem;
+use std::mem::{self, ManuallyDrop};
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
@@ -81,6 +81,14 @@ struct Point<'a> {
     next: Option<usize>,
 }
 
+/// How a scope is entered, and so how it ends.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Closure,
+    Guard,
+    LeakedGuard,
+}
+
 /// What [`Local`] and [`Scope`] have in common.
 trait Hand<'b> {
     fn take(&self, layout: Layout) -> Result<NonNull<[u8]>, ArenaError>;
@@ -89,7 +97,7 @@ trait Hand<'b> {
     fn text(&self, text: fmt::Arguments<'_>, expected: &str) -> Result<NonNull<[u8]>, ArenaError>;
     fn value(&self, make: impl FnOnce() -> [u64; 5], expected: [u64; 5]) -> Result<NonNull<[u8]>, ArenaError>;
     fn vectors(&self, story: &Story<'_, 'b>);
-    fn enter(&mut self, work: impl FnOnce(Scope<'_, 'b, &'b Blocks>));
+    fn enter(&mut self, way: Way, work: impl FnOnce(Scope<'_, 'b, &'b Blocks>));
 }
 
 macro_rules! hand {
@@ -122,8 +130,12 @@ macro_rules! hand {
                 story.grow_by_turns(self);
             }
 
-            fn enter(&mut self, work: impl FnOnce(Scope<'_, 'b, &'b Blocks>)) {
-                self.scoped(work);
+            fn enter(&mut self, way: Way, work: impl FnOnce(Scope<'_, 'b, &'b Blocks>)) {
+                match way {
+                    Way::Closure => self.scoped(work),
+                    Way::Guard => work(self.scope_guard().scope()),
+                    Way::LeakedGuard => work(ManuallyDrop::new(self.scope_guard()).scope()),
+                }
             }
         }
     };
@@ -325,11 +337,20 @@ impl<'a, 'b> Story<'a, 'b> {
         );
     }
 
+    /// By a guard half of the time. Few are leaked, since what their scopes took stays taken.
+    fn way(&self) -> Way {
+        match self.bytes.byte() % 8 {
+            0..=3 => Way::Closure,
+            4..=6 => Way::Guard,
+            _ => Way::LeakedGuard,
+        }
+    }
+
     /// A scope that stays a local variable and is never passed on, so the optimiser can keep it in registers.
     fn values(&self, hand: &mut impl Hand<'b>) {
-        let (count, panics) = (self.bytes.byte() * 4, self.rarely(4));
+        let (count, panics, way) = (self.bytes.byte() * 4, self.rarely(4), self.way());
         Self::caught(|| {
-            hand.enter(|scope| {
+            hand.enter(way, |scope| {
                 let values: Vec<_> = (0..count).map_while(|number| scope.alloc([number; 3]).ok()).collect();
                 self.check();
                 assert!(values.iter().enumerate().all(|(number, value)| **value == [number; 3]));
@@ -366,7 +387,7 @@ impl<'a, 'b> Story<'a, 'b> {
     fn nested(&self, hand: &mut impl Hand<'b>) {
         // Not always, so that the scope may be the first to allocate.
         let before = self.rarely(2).then(|| self.word(hand)).flatten();
-        let (level, alive) = (self.level.get(), self.live.borrow().len());
+        let (level, alive, way) = (self.level.get(), self.live.borrow().len(), self.way());
         let first = Cell::new(None);
         let work = |scope: Scope<'_, 'b, &'b Blocks>| {
             self.level.set(level + 1);
@@ -374,17 +395,17 @@ impl<'a, 'b> Story<'a, 'b> {
             self.in_scope(scope);
         };
         let ended = if level == 0 || self.rarely(3) {
-            Self::caught(|| hand.enter(work))
+            Self::caught(|| hand.enter(way, work))
         } else {
-            hand.enter(work);
+            hand.enter(way, work);
             true
         };
         self.level.set(level);
         self.live.borrow_mut().truncate(alive);
         self.check();
         let next = self.word(hand);
-        // After a panic the handle may not know of room that the scope added.
-        if ended && is_next(before, first.get()) {
+        // After a panic, or if the guard is leaked, the handle may not know of room that the scope added.
+        if ended && way != Way::LeakedGuard && is_next(before, first.get()) {
             assert_eq!(next, first.get(), "what a scope allocated is given back");
         }
     }

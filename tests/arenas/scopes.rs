@@ -1,6 +1,10 @@
 //! What scopes unlike each other hold of the arena: a few times as much as was in use at one time.
 
+use std::future;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+use std::task::{Context, Poll, Waker};
 
 use pageheap::arena::{Arena, ArenaConfig, ArenaError, Local, Scope};
 use pageheap::source::System;
@@ -322,6 +326,52 @@ fn what_lies_in_a_scope_may_borrow_from_outside() -> Result<(), ArenaError> {
         Ok::<_, ArenaError>(more)
     })?;
     assert_eq!(letters, "abcde");
+    Ok(())
+}
+
+/// The scope of a guard ends as well if it is left by a panic, with all that was taken for it.
+#[test]
+fn a_scope_of_a_guard_ends_in_a_panic() -> Result<(), ArenaError> {
+    let arena = Arena::new();
+    let mut local = arena.local();
+    let before = ptr::from_ref(local.alloc(1_u64)?).addr();
+    for bytes in [64, 3_000, 20_000, MIB] {
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let mut guard = local.scope_guard();
+            let object = guard.scope().alloc_uninit_slice::<u8>(bytes).map(|object| object.len());
+            panic!("on the way with {object:?} bytes");
+        }));
+        assert!(panicked.is_err());
+    }
+    assert_eq!(ptr::from_ref(local.alloc(2_u64)?).addr(), before + 8);
+    Ok(())
+}
+
+/// A task that waits in a scope, and then goes on in another thread.
+#[test]
+fn a_scope_of_a_guard_may_be_awaited_in() -> Result<(), ArenaError> {
+    let arena = Arena::new();
+    let mut local = arena.local();
+    let before = ptr::from_ref(local.alloc(1_u64)?).addr();
+    let mut waits = true;
+    let mut task = Box::pin(async {
+        let mut guard = local.scope_guard();
+        let scope = guard.scope();
+        let inside = scope.alloc(2_u64)?;
+        future::poll_fn(|_| match mem::take(&mut waits) {
+            true => Poll::Pending,
+            false => Poll::Ready(()),
+        })
+        .await;
+        let behind = scope.alloc(3_u64)?;
+        Ok::<u64, ArenaError>(*inside + *behind)
+    });
+    let mut resume = || task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(resume().is_pending());
+    let sum = std::thread::scope(|threads| threads.spawn(resume).join());
+    assert!(matches!(sum, Ok(Poll::Ready(Ok(5)))));
+    drop(task);
+    assert_eq!(ptr::from_ref(local.alloc(4_u64)?).addr(), before + 8);
     Ok(())
 }
 

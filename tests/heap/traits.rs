@@ -6,7 +6,7 @@ use std::hash::Hash;
 
 use pageheap::arena::{
     Arena, ArenaBox, ArenaConfig, ArenaError, ArenaStats, Block, FreeList, Guard, Handle, Local, Owner, Pool,
-    ProcessHeap, Reason, Scope, ShardedFreeList, SlotBox, SlotError, StaleHandle,
+    ProcessHeap, Reason, Scope, ScopeGuard, ShardedFreeList, SlotBox, SlotError, StaleHandle,
 };
 use pageheap::source::{Contents, Numbers, Purpose, Refused, Region, Reservation, Split};
 use pageheap::{
@@ -68,6 +68,8 @@ const _: () = {
     // One user at a time, in any thread.
     sent::<Cache<'static, Region>>();
     sent::<Local<'static>>();
+    sent::<Scope<'static, 'static>>();
+    sent::<ScopeGuard<'static>>();
     sent::<Owner<'static>>();
 };
 
@@ -90,6 +92,7 @@ const _: () = {
     shown::<Arena<PageHeap<Source>>>();
     shown::<Local<'static, PageHeap<Source>>>();
     shown::<Scope<'static, 'static, PageHeap<Source>>>();
+    shown::<ScopeGuard<'static, PageHeap<Source>>>();
 };
 
 /// Those that are for one thread at a time cannot be shared.
@@ -97,6 +100,8 @@ const _: () = {
 fn what_one_thread_uses_at_a_time_is_not_shared() {
     assert_not_sync!(Cache<'static, Region>);
     assert_not_sync!(Local<'static>);
+    assert_not_sync!(Scope<'static, 'static>);
+    assert_not_sync!(ScopeGuard<'static>);
     assert_not_sync!(Owner<'static>);
     assert_not_sync!(Guard<'static>);
 }
