@@ -234,6 +234,42 @@ fn a_refusal_takes_two_rounds_if_the_second_finds_nothing() {
     assert_eq!(objects.register.begun() - begun, rounds);
 }
 
+/// Two rounds that find nothing are not enough if each is too late for a batch that is then stored.
+#[test]
+fn who_is_refused_looks_again_at_what_was_stored_meanwhile() {
+    let objects = Objects::<Region>::for_test(16 << 20, 64, false);
+    if !objects.reaches_threads() {
+        return;
+    }
+    let layout = Layout::new::<[u8; 64]>();
+    // SAFETY: structures are never destroyed.
+    let [own, other] = [(); 2].map(|()| unsafe { objects.enlist().unwrap().as_ref() });
+    let own = own.enter(objects).unwrap();
+    // Leaves batches in the store.
+    let go_by = |kept: usize| {
+        let other = other.enter(objects).unwrap();
+        let blocks: Vec<_> = (0..2000).map(|_| objects.allocate(&other, layout).unwrap()).collect();
+        // SAFETY: freed with its layout, by a thread that has entered.
+        let free = |block| unsafe { objects.free(&other, block, layout) };
+        let freed = blocks.into_iter().enumerate().filter(|(number, _)| number % 50 >= kept);
+        freed.for_each(|(_, block)| free(block));
+        objects.part(&other);
+    };
+    // Of each span a block stays, and of those that racks lie in: no pages are found.
+    go_by(1);
+    for bytes in [512, 1024, 2048, 4096] {
+        assert!(objects.allocate(&own, Layout::from_size_align(bytes, 8).unwrap()).is_some());
+    }
+    objects.flush(&own);
+    let begun = objects.register.begun();
+    let refused = objects.try_at_last(&own, |_| {
+        go_by(0);
+        None::<()>
+    });
+    let rounds = objects.register.begun() - begun;
+    assert!(refused.is_none() && rounds == 8, "{rounds} rounds");
+}
+
 /// It was refused when claims through its own cache made it count itself as one whose pages are on their way.
 #[test]
 fn a_request_waits_for_pages_on_their_way_with_and_without_a_cache() {
