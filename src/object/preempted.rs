@@ -258,7 +258,11 @@ fn who_is_refused_looks_again_at_what_was_stored_meanwhile() {
     // Of each span a block stays, and of those that racks lie in: no pages are found.
     go_by(1);
     for bytes in [512, 1024, 2048, 4096] {
-        assert!(objects.allocate(&own, Layout::from_size_align(bytes, 8).unwrap()).is_some());
+        assert!(
+            objects
+                .allocate(&own, Layout::from_size_align(bytes, 8).unwrap())
+                .is_some()
+        );
     }
     objects.flush(&own);
     let begun = objects.register.begun();
