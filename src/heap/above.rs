@@ -8,6 +8,8 @@
 
 #![forbid(unsafe_code)]
 
+use core::ptr::NonNull;
+
 /// A layer that keeps free memory where the page heap below does not see it.
 pub(crate) trait Above {
     /// Whether the driving thread is about to sleep indefinitely, and everything is to be given up first.
@@ -36,6 +38,15 @@ pub(crate) trait Above {
         let _ = (end, go_on);
         0
     }
+}
+
+/// A table with an entry for each page, which carries no information while the page is free.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Beside {
+    /// The entry of page 0, on a granule boundary.
+    pub(crate) base: NonNull<u8>,
+    /// Bytes in an entry.
+    pub(crate) entry: usize,
 }
 
 /// No layer above.

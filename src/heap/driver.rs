@@ -35,7 +35,7 @@ use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Guard, Lock, Ordering, Pass
 use crate::units::PageCount;
 
 use super::PageHeap;
-use super::above::{Above, Nothing};
+use super::above::{Above, Beside, Nothing};
 use super::limit::Ceiling;
 use super::scan::Released;
 
@@ -132,15 +132,6 @@ pub(crate) struct Driver {
     beside: Cell<Option<[Beside; 2]>>,
     /// How many pages those tables cover.
     beside_pages: AtomicUsize,
-}
-
-/// A table with an entry for each page, which carries no information while the page is free.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Beside {
-    /// The entry of page 0, on a granule boundary.
-    pub(crate) base: NonNull<u8>,
-    /// Bytes in an entry.
-    pub(crate) entry: usize,
 }
 
 /// The heap as seen by one look.
@@ -339,7 +330,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             let lazily = self.lazily && !campaign.at_once;
             let released = self.work(campaign, lazily, go_on);
             granules = released.pages.div_ceil(self.granule_pages());
-            state.backed -= released.marked.min(state.backed);
+            state.backed = (state.backed + released.forgotten).saturating_sub(released.marked);
             if campaign.is_over() {
                 state.campaign = None;
             }
@@ -509,10 +500,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                     (true, true) if idle < G::CHUNK_PAGES => Released::default(),
                     (true, _) => self.scavenge_chunk(chunk, granule, G::CHUNK_PAGES, lazily),
                 };
-                campaign.pages = wanted.saturating_sub(released.pages);
+                campaign.pages = wanted.saturating_sub(released.gained);
                 all.add(released);
                 // Done if everything has gone, or unless the campaign had enough before reaching the chunk's end.
-                let done = released.pages >= idle || !campaign.huge && (lazily || campaign.pages > 0);
+                let done = released.gained >= idle || !campaign.huge && (lazily || campaign.pages > 0);
                 entry.store(Chunk { done, ..known }.pack(), Ordering::Relaxed);
             }
             campaign.end = chunk;
@@ -522,15 +513,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             }
         }
         all
-    }
-
-    /// Pages of a chunk that are free and not marked as scavenged.
-    fn idle_in(&self, chunk: usize) -> usize {
-        let (free, scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
-        let words = free[..G::CHUNK_WORDS].iter().zip(&scavenged[..G::CHUNK_WORDS]);
-        words
-            .map(|(free, scavenged)| (free & !scavenged).count_ones() as usize)
-            .sum()
     }
 
     /// Whether no chunk is worth looking through, forced or not: none at all if a granule is longer than a chunk.

@@ -324,16 +324,16 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let (mut end, mut found) = (first, Released::default());
         let (mut looks, mut passed) = (MOST_CHUNKS.max(taken), 0);
         // A source that refuses is not asked for every chunk.
-        let is_over = |found: Released| found.refused || found.pages >= wanted;
+        let is_over = |found: Released| found.refused || found.gained >= wanted;
         while granule <= G::CHUNK_PAGES && looks > 0 && passed < chunks && !is_over(found) {
             end = if end == 0 || end > chunks { chunks } else { end } - 1;
             passed += 1;
             if !self.is_gap(end) {
                 looks -= 1;
-                found.add(self.scavenge_chunk(end, granule, wanted - found.pages, false));
+                found.add(self.scavenge_chunk(end, granule, wanted - found.gained, false));
             }
         }
-        let released = found.pages;
+        let released = found.gained;
         ceiling.short.store(wanted.saturating_sub(released), Ordering::Relaxed);
         // The last chunk may have more.
         let next = end + usize::from(released >= wanted);

@@ -40,12 +40,11 @@ mod map;
 mod stats;
 pub(crate) mod figures;
 
-pub(crate) use above::Above;
+pub(crate) use above::{Above, Beside};
 pub use allocation::Allocation;
 pub use cached::Cache;
 pub use config::Config;
 pub(crate) use config::Processors;
-pub(crate) use driver::Beside;
 pub use driver::Clock;
 use driver::Driver;
 pub use error::{FreeError, NewHeapError};

@@ -29,10 +29,14 @@ pub(super) const HUGE_BYTES: usize = 2 << 20;
 /// The result of a release.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Released {
-    /// Pages released.
+    /// Pages released, in whole granules.
     pub(super) pages: usize,
-    /// Those of them that are now marked as scavenged.
+    /// Those of them that were not scavenged already: only these are of any use. Others share granules with them.
+    pub(super) gained: usize,
+    /// Pages that are marked as scavenged now, and were not before.
     pub(super) marked: usize,
+    /// Pages that were marked as scavenged, and are not any more.
+    pub(super) forgotten: usize,
     /// The source has refused some.
     pub(super) refused: bool,
 }
@@ -40,7 +44,9 @@ pub(super) struct Released {
 impl Released {
     pub(super) fn add(&mut self, more: Self) {
         self.pages += more.pages;
+        self.gained += more.gained;
         self.marked += more.marked;
+        self.forgotten += more.forgotten;
         self.refused |= more.refused;
     }
 }
@@ -69,21 +75,21 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// As [`scavenge`](Self::scavenge), lazily or not; calls `between` after each chunk in which there was work.
     pub(super) fn scavenge_with(&self, pages: PageCount, lazily: bool, mut between: impl FnMut()) -> PageCount {
         let granule = self.granule_pages();
-        let mut released = 0;
+        let mut released = Released::default();
         if granule > G::CHUNK_PAGES {
             return PageCount::ZERO;
         }
         for chunk in (0..self.set.grown().div_ceil(G::CHUNK_PAGES)).rev() {
-            let now = self.scavenge_chunk(chunk, granule, pages.0 - released, lazily).pages;
-            released += now;
-            if released >= pages.0 {
+            let now = self.scavenge_chunk(chunk, granule, pages.0 - released.gained, lazily);
+            released.add(now);
+            if released.gained >= pages.0 {
                 break;
             }
-            if now > 0 {
+            if now.pages > 0 {
                 between();
             }
         }
-        PageCount(released)
+        PageCount(released.pages)
     }
 
     /// Pages in a huge page, or in a chunk, if that is less. One if the heap is smaller than two huge pages: then huge
@@ -114,16 +120,17 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         (above, start + run - above)
     }
 
-    /// Releases up to `pages` pages of a chunk, more to keep a huge page whole, in runs of whole `granule`s.
+    /// Releases up to `pages` pages of a chunk, more to keep a huge page whole, in runs of whole `granule`s. Pages in
+    /// these that are already marked as scavenged do not count.
     pub(super) fn scavenge_chunk(&self, chunk: usize, granule: usize, pages: usize, lazily: bool) -> Released {
         let (mut released, mut from) = (Released::default(), G::CHUNK_PAGES - 1);
         // Released, but the source does not say that they are zero.
         let mut unmarked = [0; MAX_CHUNK_WORDS];
-        while released.pages < pages {
+        while released.gained < pages {
             let (most, huge) = Self::in_hand(self.memory_in(self.set.grown()), granule);
             let limits = Limits {
                 least: granule,
-                most: most.min(pages - released.pages),
+                most: most.min(pages - released.gained),
                 huge,
             };
             let Some((start, run)) = self.candidate(chunk, from, limits, &unmarked) else {
@@ -132,7 +139,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             let (start, run) = Self::above(start, run, (most, huge));
             let now = self.release_run((chunk << G::CHUNK_SHIFT) + start, run, lazily);
             released.add(now);
-            if now.pages > now.marked {
+            if now.pages > 0 && now.marked == 0 {
                 bitmap::set(&mut unmarked, start, run);
             }
             // What could not be released remains a candidate: continue with the word below.
@@ -145,6 +152,15 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             from = below;
         }
         released
+    }
+
+    /// Pages of a chunk that are free and not marked as scavenged.
+    pub(super) fn idle_in(&self, chunk: usize) -> usize {
+        let (free, scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
+        let words = free[..G::CHUNK_WORDS].iter().zip(&scavenged[..G::CHUNK_WORDS]);
+        words
+            .map(|(free, scavenged)| (free & !scavenged).count_ones() as usize)
+            .sum()
     }
 
     /// A run of the chunk worth releasing, excluding those in `not`; see [`scavenge::candidate`].
@@ -192,33 +208,38 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         }
         // What was released lazily may still be there; everything else is gone, whatever it reads as.
         let mark = contents.is_ok_and(|contents| self.to_mark(contents, !lazily));
-        if mark {
-            let more = pages - self.set.scavenged_in(start, pages);
+        let more = pages - self.set.scavenged_in(start, pages);
+        let forgotten = if mark {
             self.driver.ceiling.change(0, more);
+            0
         } else {
-            self.forget_marks(start, pages);
-        }
+            self.forget_marks(start, pages)
+        };
         if let Err(page) = self.set.release_held(start, pages, mark) {
             self.free_already(page).abort();
         }
         Released {
             pages: if contents.is_ok() { pages } else { 0 },
-            marked: if mark { pages } else { 0 },
+            gained: if contents.is_ok() { more } else { 0 },
+            marked: if mark { more } else { 0 },
+            forgotten,
             refused: contents.is_err(),
         }
     }
 
     /// The contents of pages that the caller holds are no longer known: removes marks, for instance those of another
     /// scavenger. If the source commits, the marks stay, because they lead pages to `commit`; from then on no mark
-    /// implies zero, here or elsewhere.
-    fn forget_marks(&self, start: usize, pages: usize) {
-        if !S::COMMITS {
-            self.driver
-                .ceiling
-                .change(self.set.take_scavenged(start, pages).count, 0);
-        } else if self.set.scavenged_in(start, pages) > 0 {
-            self.to_mark(Contents::Unknown, true);
+    /// implies zero, here or elsewhere. Returns how many marks are removed.
+    fn forget_marks(&self, start: usize, pages: usize) -> usize {
+        if S::COMMITS {
+            if self.set.scavenged_in(start, pages) > 0 {
+                self.to_mark(Contents::Unknown, true);
+            }
+            return 0;
         }
+        let marks = self.set.take_scavenged(start, pages).count;
+        self.driver.ceiling.change(marks, 0);
+        marks
     }
 
     /// Whether memory that is given back gradually may stay until the system wants it.
