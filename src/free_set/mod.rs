@@ -258,6 +258,11 @@ impl<G: Shape> FreeSet<G> {
         })
     }
 
+    /// A count that changes whenever a run across several words is taken, and by some other claims and releases.
+    pub fn passes(&self) -> u32 {
+        self.turnstile.entries()
+    }
+
     /// Repairs what other threads may have left half done: for the child of a fork, whose only thread is inside no
     /// operation. O(heap): a few hundred nanoseconds a chunk.
     ///

@@ -94,6 +94,8 @@ struct State {
     unpunched: usize,
     /// Pages with memory behind them, after the last look and the work since.
     backed: usize,
+    /// How much of [`FreeSet::passes`](crate::free_set::FreeSet::passes) is the driver's own work.
+    passes: u32,
     looks: u32,
     /// The last look found the heap above its soft limit.
     over: bool,
@@ -163,6 +165,7 @@ impl Driver {
                 asked: false,
                 unpunched: usize::MAX,
                 backed: 0,
+                passes: 0,
                 looks: 0,
                 over: false,
             }),
@@ -278,7 +281,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     ///
     /// What goes back, and when:
     ///
-    /// * While pages are allocated or freed, the heap keeps the peak of the last ten seconds plus a tenth.
+    /// * While pages are allocated or freed, the heap keeps the peak of the last ten seconds plus a tenth. (What is
+    ///   taken without a cache, in runs of up to 64 pages, and given back before each look, is noticed only once it has
+    ///   gone and is taken again.)
     /// * After a second without any, caches are emptied. If they are not missed in the quarter of a second that
     ///   follows, all free memory goes back.
     ///
@@ -328,7 +333,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let go_on = || !driver.is_awaited() && nanoseconds(clock.work()).saturating_sub(looked) < QUANTUM;
         if let Some(campaign) = &mut state.campaign {
             let lazily = self.lazily && !campaign.at_once;
+            let before = self.set.passes();
             let released = self.work(campaign, lazily, go_on);
+            // Those of other threads, too: if they are at work they pass at other times as well.
+            state.passes = state.passes.wrapping_add(self.set.passes().wrapping_sub(before));
             granules = released.pages.div_ceil(self.granule_pages());
             state.backed = (state.backed + released.forgotten).saturating_sub(released.marked);
             if campaign.is_over() {
@@ -379,7 +387,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Counts the pages, and plans the work.
     fn look(&self, state: &mut State, now: u64, settle: bool, above: &impl Above, trim: impl FnOnce(bool) -> bool) {
         above.gather();
-        let mut look = self.see(above.activity(), state.retention.turns(now), false);
+        let own = state.passes;
+        let activity = || mix(above.activity(), u64::from(self.set.passes().wrapping_sub(own)));
+        let mut look = self.see(activity(), state.retention.turns(now), false);
         let backed = look.live + look.idle;
         let needed = if backed > state.backed { backed } else { look.live };
         let Advice { keep, silent: quiet } = state.retention.look(now, look.live, needed, look.print);
@@ -398,7 +408,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             state.settled = trim(quiet || over) && settle || state.settled;
             self.flush_shards();
             self.seize_caches();
-            look = self.see(above.activity(), false, fell_silent);
+            look = self.see(activity(), false, fell_silent);
             state.retention.overlook(look.print);
         }
         if asks {
@@ -408,7 +418,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let over = look.live + look.idle > goal;
         if over && !state.over && self.lazily {
             // What has been released lazily must go now.
-            look = self.see(above.activity(), false, true);
+            look = self.see(activity(), false, true);
             state.retention.overlook(look.print);
         }
         state.over = over;
@@ -504,7 +514,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 all.add(released);
                 // Done if everything has gone, or unless the campaign had enough before reaching the chunk's end.
                 let done = released.gained >= idle || !campaign.huge && (lazily || campaign.pages > 0);
-                entry.store(Chunk { done, ..known }.pack(), Ordering::Relaxed);
+                let changed = released.marked + released.forgotten > 0;
+                entry.store(known.examined(done, changed).pack(), Ordering::Relaxed);
             }
             campaign.end = chunk;
             if chunk == 0 && campaign.huge {

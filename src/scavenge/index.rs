@@ -92,6 +92,18 @@ impl Chunk {
         }
     }
 
+    /// Updates what is known after the chunk was examined: whether it is `done`, and whether that has `changed` its
+    /// bits.
+    ///
+    /// If so, it is done until it is next seen: there is no print of the bits as they are now, and the program may
+    /// bring about those of before by having the same pages again.
+    #[must_use]
+    pub fn examined(self, done: bool, changed: bool) -> Self {
+        // That of a chunk without a free page, which was not examined.
+        let print = if changed { 0 } else { self.print };
+        Self { done, print, ..self }
+    }
+
     /// Whether the chunk is worth examining; `pages` is the number of pages in a chunk. `forced` takes whatever is
     /// there.
     #[must_use]

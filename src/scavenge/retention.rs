@@ -26,7 +26,10 @@
 //!
 //! What was needed between two looks is not observed directly, but by what it leaves behind: if there is more memory
 //! behind the pages than the last look and the releases since have left, all of it was needed. So a load that swings
-//! faster than the looks pays for the part they miss once in ten seconds at most.
+//! faster than the looks pays for the part they miss once in ten seconds at most. Such a load is not silent either: a
+//! run across words counts a pass through the turnstile, and a cache its refills. One that consists of nothing but runs
+//! within words, past all caches and back before each look, is noticed only by the memory it takes again: once in
+//! one to two seconds it pays for that.
 //!
 //! Silence requires both the clock *and* the number of looks: a jumping clock alone does not cause it.
 
@@ -51,7 +54,7 @@ pub struct Retention {
     /// The most pages live, by generation, modulo [`PEAKS`].
     peaks: [usize; PEAKS],
     generation: u64,
-    /// A print of everything that changes when pages are allocated or freed.
+    /// A print of what is seen to change when pages are allocated or freed.
     print: u64,
     quiet_since: u64,
     quiet_looks: u32,
@@ -93,10 +96,10 @@ impl Retention {
         now / GENERATION != self.generation
     }
 
-    /// Records a look: `live` pages are in use `now`, `needed` were since the last look, and `print` changes when any
-    /// page is allocated or freed.
+    /// Records a look: `live` pages are in use `now`, `needed` were since the last look, and `print` changes when pages
+    /// are seen to be allocated or freed. That more were needed than are in use shows that some were.
     pub fn look(&mut self, now: u64, live: usize, needed: usize, print: u64) -> Advice {
-        if print != self.print || now < self.last {
+        if print != self.print || needed > live || now < self.last {
             (self.quiet_since, self.quiet_looks) = (now, 0);
         } else {
             self.quiet_looks = self.quiet_looks.saturating_add(1);

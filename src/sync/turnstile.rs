@@ -107,6 +107,12 @@ impl<const N: usize> Turnstile<N> {
         (inside == 0).then_some(entered)
     }
 
+    /// All entries so far, modulo 2³².
+    #[must_use]
+    pub fn entries(&self) -> u32 {
+        self.look().0.entered
+    }
+
     /// Removes every thread: for the child of a fork, whose single thread is not inside.
     pub(crate) fn clear(&self) {
         for stripe in &self.stripes {

@@ -50,11 +50,13 @@ fn a_chunk_that_fills_up_is_left_alone() {
 #[test]
 fn done_until_the_bits_change() {
     let print = 0x1234_5678_9abc_def0;
-    let done = Chunk {
-        done: true,
-        ..seen(Chunk::default(), 100, 12).seen(100, print, false)
-    };
+    let chunk = seen(Chunk::default(), 100, 12).seen(100, print, false);
+    let done = chunk.examined(true, false);
     assert!(!done.is_ready(PAGES, true));
     assert!(!done.seen(100, print, true).is_ready(PAGES, true));
     assert!(done.seen(100, !print, true).is_ready(PAGES, true));
+    // Bits that the scavenger has changed, in two passes: that they are as before tells nothing.
+    let done = chunk.examined(false, true).examined(true, true);
+    assert!(!done.is_ready(PAGES, true));
+    assert!(done.seen(100, print, true).is_ready(PAGES, true));
 }

@@ -73,3 +73,12 @@ fn a_jump_of_the_clock_makes_no_silence() {
     let mut retention = Retention::new();
     (0..20).for_each(|_| assert!(!retention.look(SECOND, 100, 0, 1).silent, "time stands still"));
 }
+
+#[test]
+fn who_needed_more_meanwhile_was_not_silent() {
+    let mut retention = Retention::new();
+    for look in 0..20 {
+        let advice = retention.look(SECOND + look * PERIOD, 100, 101, 1);
+        assert!(!advice.silent, "look {look}");
+    }
+}

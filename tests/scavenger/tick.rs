@@ -135,6 +135,32 @@ fn a_load_that_swings_is_left_alone() {
     assert!(calls <= 3 * 4096 / 256, "{calls} calls");
 }
 
+/// A run that is taken and freed between two looks leaves all bits as they were. The program looked silent, its memory
+/// went; it had the same pages again before the next look, to which the heap looked as if all had gone, for ever.
+#[test]
+fn what_is_freed_before_each_look_is_a_sign_of_life_too() {
+    for pages in [40, 300] {
+        let heap = heap(Simulated::new(4096), 64 << 20);
+        let (clock, mut due) = (hand(), Duration::ZERO);
+        for _ in 0..300 {
+            let run = heap.allocate(PageCount(pages)).unwrap();
+            // SAFETY: just allocated.
+            unsafe { heap.free(run) };
+            if clock.now.get() >= due {
+                due = clock.now.get().saturating_add(heap.tick(&clock));
+            }
+            clock.pass(Duration::from_millis(10));
+        }
+        // A run within a word of the bitmap is noticed only by what it costs.
+        let calls = heap.source().calls(Verb::Release);
+        assert!(pages < 64 || calls == 0, "{calls} calls");
+        assert!(due < Duration::MAX, "{pages}: at rest, while there was work");
+        until_rest(&heap, &clock, Duration::from_secs(60)).expect("it comes to rest");
+        let stats = heap.stats();
+        assert_eq!(stats.scavenged, stats.grown, "{pages}: {stats}");
+    }
+}
+
 #[test]
 fn above_the_peak_of_ten_seconds_goes_while_work_goes_on() {
     let heap = heap(Simulated::new(4096), 64 << 20);
@@ -317,6 +343,30 @@ fn a_program_that_lives_on_its_magazines_keeps_its_peak() {
     assert!(HEAP.stats().pages.backed.0 * 10 >= peak * 9, "{}", HEAP.stats());
     // And then it falls silent.
     (0..200).for_each(|_| pass(Duration::from_millis(10)));
+    assert!(HEAP.stats().pages.backed.0 < 50, "{}", HEAP.stats());
+}
+
+/// Nor does one that uses a large block again and again: it lies aside meanwhile, and is free at each look.
+#[test]
+fn a_program_that_lives_on_a_large_block_keeps_it() {
+    use std::alloc::{GlobalAlloc, Layout};
+    static HEAP: pageheap::GlobalHeap = new_heap().background(false);
+    let block = Layout::from_size_align(16 << 20, 8).unwrap();
+    let (clock, mut due) = (hand(), Duration::ZERO);
+    let mut pass = |uses: bool| {
+        if uses {
+            // SAFETY: the layout is not empty; the block is freed with it.
+            unsafe { HEAP.dealloc(HEAP.alloc(block), block) };
+        }
+        clock.pass(Duration::from_millis(10));
+        if clock.now.get() >= due {
+            due = clock.now.get().saturating_add(HEAP.tick(&clock));
+        }
+    };
+    (0..500).for_each(|_| pass(true));
+    let stats = HEAP.stats();
+    assert_eq!(stats.pages.calls.release, 0, "{stats}");
+    (0..200).for_each(|_| pass(false));
     assert!(HEAP.stats().pages.backed.0 < 50, "{}", HEAP.stats());
 }
 
