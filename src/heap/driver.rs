@@ -71,9 +71,6 @@ const LOOKS_TO_TRIM: u32 = 4;
 /// How long to wait for the turn, in milliseconds: hundreds of times as long as a tick holds it.
 const TURN_WAITS: u32 = 250;
 
-/// How long a forking thread waits for one turn, in milliseconds, before it releases everything and starts over.
-const FORK_WAITS: u32 = 20;
-
 /// How often a thread that lets others go first checks whether they have: about as long.
 const PASS_ROUNDS: u32 = 1 << 18;
 
@@ -94,6 +91,8 @@ struct State {
     unpunched: usize,
     /// Pages with memory behind them, after the last look and the work since.
     backed: usize,
+    /// Pages that have gained memory since a look first found something to release, or since the last look.
+    regained: usize,
     /// How much of [`FreeSet::passes`](crate::free_set::FreeSet::passes) is the driver's own work.
     passes: u32,
     looks: u32,
@@ -122,9 +121,9 @@ pub(crate) struct Driver {
     /// Held by the thread that seizes.
     pub(super) seizer: Lock,
     /// Held by the thread whose turn it is. The outermost lock of all: nothing is held when it is taken.
-    turn: Lock,
+    pub(super) turn: Lock,
     /// How many threads that are about to fork wait for the turn: a long-time holder lets them go first.
-    awaited: AtomicU32,
+    pub(super) awaited: AtomicU32,
     /// Accessed only under `turn`.
     state: Cell<State>,
     /// What is known about each chunk: [`Chunk`], packed. Written under `turn`.
@@ -165,6 +164,7 @@ impl Driver {
                 asked: false,
                 unpunched: usize::MAX,
                 backed: 0,
+                regained: 0,
                 passes: 0,
                 looks: 0,
                 over: false,
@@ -237,29 +237,6 @@ impl Driver {
     fn is_awaited(&self) -> bool {
         // Relaxed: a wish, heeded sooner or later; the lock hands over what there is.
         self.awaited.load(Ordering::Relaxed) > 0
-    }
-
-    /// Before the process forks: keeps scavengers away until [`let_go`](Self::let_go), after they finish what they are
-    /// at (a look, or one chunk). Returns whether it succeeded within a while: the holder of the turn may be waiting
-    /// for the caller, if the caller holds anything.
-    pub(crate) fn try_hold(&self) -> bool {
-        // Relaxed, twice: as in `is_awaited`.
-        self.awaited.fetch_add(1, Ordering::Relaxed);
-        let turn = self.turn.lock_within(FORK_WAITS);
-        self.awaited.fetch_sub(1, Ordering::Relaxed);
-        let held = turn.is_some();
-        core::mem::forget(turn);
-        if held {
-            self.turn.keep();
-            self.seizer.hold();
-        }
-        held
-    }
-
-    /// Ends a [`try_hold`](Self::try_hold), in the process that forked or in the child.
-    pub(crate) fn let_go(&self) {
-        self.seizer.let_go();
-        self.turn.let_go();
     }
 }
 
@@ -391,7 +368,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let activity = || mix(above.activity(), u64::from(self.set.passes().wrapping_sub(own)));
         let mut look = self.see(activity(), state.retention.turns(now), false);
         let backed = look.live + look.idle;
-        let needed = if backed > state.backed { backed } else { look.live };
+        // A program that grows takes a little more. If much comes again while the excess goes, all of it was needed.
+        let more = backed.saturating_sub(state.backed);
+        state.regained = state.regained.saturating_add(more);
+        let all = state.regained > look.idle / 10;
+        let needed = if all { backed } else { look.live + more };
         let Advice { keep, silent: quiet } = state.retention.look(now, look.live, needed, look.print);
         state.looks = state.looks.wrapping_add(1);
         // A thread that finds everything it needs in its caches looks silent. So caches are emptied first; if they are
@@ -432,6 +413,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             state.unpunched = usize::MAX;
         }
         (state.silent, state.backed) = (silent, look.live + look.idle);
+        if pages == 0 {
+            state.regained = 0;
+        }
         // What cannot be released is not requested again.
         state.resting = silent && (pages == 0 || self.is_done());
         let end = self.set.grown().div_ceil(G::CHUNK_PAGES);

@@ -17,8 +17,38 @@
 
 use crate::geometry::Shape;
 use crate::source::Source;
+use crate::sync::Ordering;
 
 use super::PageHeap;
+use super::driver::Driver;
+
+/// How long a forking thread waits for one turn, in milliseconds, before it releases everything and starts over.
+const FORK_WAITS: u32 = 20;
+
+impl Driver {
+    /// Before the process forks: keeps scavengers away until [`let_go`](Self::let_go), after they finish what they are
+    /// at (a look, or one chunk). Returns whether it succeeded within a while: the holder of the turn may be waiting
+    /// for the caller, if the caller holds anything.
+    pub(crate) fn try_hold(&self) -> bool {
+        // Relaxed, twice: as in `Driver::is_awaited`.
+        self.awaited.fetch_add(1, Ordering::Relaxed);
+        let turn = self.turn.lock_within(FORK_WAITS);
+        self.awaited.fetch_sub(1, Ordering::Relaxed);
+        let held = turn.is_some();
+        core::mem::forget(turn);
+        if held {
+            self.turn.keep();
+            self.seizer.hold();
+        }
+        held
+    }
+
+    /// Ends a [`try_hold`](Self::try_hold), in the process that forked or in the child.
+    pub(crate) fn let_go(&self) {
+        self.seizer.let_go();
+        self.turn.let_go();
+    }
+}
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Before the fork: waits until no thread grows the heap or lends a cache, and keeps it that way.

@@ -25,11 +25,13 @@
 //! (528 at most) would have stayed until t = 10 s.
 //!
 //! What was needed between two looks is not observed directly, but by what it leaves behind: if there is more memory
-//! behind the pages than the last look and the releases since have left, all of it was needed. So a load that swings
-//! faster than the looks pays for the part they miss once in ten seconds at most. Such a load is not silent either: a
-//! run across words counts a pass through the turnstile, and a cache its refills. One that consists of nothing but runs
-//! within words, past all caches and back before each look, is noticed only by the memory it takes again: once in
-//! one to two seconds it pays for that.
+//! behind the pages than the last look and the releases since have left, so much more was needed. If that comes to a
+//! tenth of what is free while the excess goes, all of it was. So a load that swings faster than the looks pays for the
+//! part they miss once in ten seconds at most, and one that grows slowly does not keep what it has free: if it takes
+//! 1 MiB a second and 1 GiB is free, that goes. A load that swings so fast is not silent either: a run across words
+//! counts a pass through the turnstile, and a cache its refills. One that consists of nothing but runs within words,
+//! past all caches and back before each look, is noticed only by the memory it takes again: once in one to two seconds
+//! it pays for that.
 //!
 //! Silence requires both the clock *and* the number of looks: a jumping clock alone does not cause it.
 

@@ -180,6 +180,43 @@ fn above_the_peak_of_ten_seconds_goes_while_work_goes_on() {
     assert!(heap.free_set().words(4095 / 64).1 != 0);
 }
 
+/// Where little can be released between two looks, little of it is missed: the sum counts.
+#[test]
+fn a_load_that_swings_between_looks_pays_once_in_ten_seconds() {
+    let heap = heap(Simulated::new(4096), 2 << 30);
+    // A tick handles one chunk.
+    let clock = Hand {
+        step: Duration::from_micros(600),
+        ..hand()
+    };
+    let mut looks = 0;
+    for _ in 0..4 * 60 {
+        let before = heap.source().calls(Verb::Release);
+        let run = heap.allocate(PageCount(1 << 17)).unwrap();
+        // SAFETY: just allocated; nothing uses it.
+        unsafe { heap.free(run) };
+        tick_for(&heap, &clock, Duration::from_millis(250));
+        looks += u32::from(heap.source().calls(Verb::Release) > before);
+    }
+    assert!((1..=6 * 5).contains(&looks), "in {looks} looks something went");
+}
+
+/// One page that gained memory, as when a program grows slowly, made all that was free count as needed.
+#[test]
+fn above_the_peak_goes_while_a_little_is_added() {
+    let heap = heap(Simulated::new(4096), 64 << 20);
+    let clock = hand();
+    torn(&heap, 4096, |page| page % 2 == 1);
+    for _ in 0..80 {
+        // Too long for the holes, and kept.
+        let run = heap.allocate(PageCount(2)).unwrap();
+        assert!(run.start().0 >= 4095, "page {}", run.start());
+        tick_for(&heap, &clock, Duration::from_millis(500));
+    }
+    let (live, backed) = (heap.stats().in_use.0, heap.backed().0);
+    assert!(backed <= live * 12 / 10, "{backed} pages for {live}");
+}
+
 /// A system page with one page of ours that was used again: the other one is marked already. It was taken for given
 /// back once more, so half of what was too much stayed for another ten seconds.
 #[test]
