@@ -97,7 +97,7 @@ impl<G: Shape> FreeSet<G> {
             if let Some(word) = self.take_word_in(chunk) {
                 return Some(word);
             }
-            self.find_empty(chunk);
+            self.find_empty(chunk, &mut Trail::default());
             self.berths.leave(chunk, cache);
         }
         let first = self.hints.load(Band::of(1)).page() >> G::CHUNK_SHIFT;
@@ -125,15 +125,17 @@ impl<G: Shape> FreeSet<G> {
             match step {
                 // An inner node promised it.
                 Step::Run(_) => self.correct_all(chunk),
-                _ => self.find_empty(chunk),
+                _ => self.find_empty(chunk, &mut trail),
             }
         }
         None
     }
 
-    /// Corrects the leaf of a chunk that turned out to have no free page, so that others pass it over.
-    fn find_empty(&self, chunk: usize) {
-        let _look = self.look(chunk, 1, 0, 0, &mut Trail::default());
+    /// Corrects the leaf of a chunk that turned out to have no free page, so that others pass it over. Leaves its
+    /// `trail`.
+    #[inline(never)]
+    pub(super) fn find_empty(&self, chunk: usize, trail: &mut Trail) {
+        let _look = self.look(chunk, 1, 0, 0, trail);
     }
 
     /// The cache, whose last word is given, goes back to the lowest word.

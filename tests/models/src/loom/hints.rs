@@ -83,6 +83,16 @@ fn a_raise_by_a_word_and_a_release_into_that_word() {
 }
 
 #[test]
+fn a_raise_by_the_last_word_of_a_chunk_and_a_release_into_that_chunk() {
+    explore(3, || {
+        // The leaf is corrected between the two readings of the turnstile.
+        let world = World::<Two>::new(2, &[(70, 1)], &[(5, 1)]);
+        let claimed = against(&world, [(5, 1)], |world| pages_of(world.claim_word()));
+        world.finish(2 - claimed);
+    });
+}
+
+#[test]
 fn a_raise_and_a_release_that_relies_on_anothers_walk() {
     explore(3, || {
         // Both releases are into chunk 2: the second finds its leaf right and returns, while the first has yet to tell
