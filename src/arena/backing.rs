@@ -4,6 +4,8 @@
 //!   Arena<&'h PageHeap<S>>     lent: many arenas on one heap, whose pages wander between them
 //!   Arena<PageHeap<S>>         owned: gone with the arena
 //!   Arena<Arc<PageHeap<S>>>    shared, and gone with the last
+//!   Arena<&GlobalHeap>         the program's heap: its limits, its background thread, its statistics
+//!   Arena<&Heap<S>>            a heap of objects; owned or shared, as above
 //!   Arena                      the process's own heap, made at the first use
 //! ```
 //!
@@ -31,7 +33,26 @@ pub struct Block {
     pub zeroed: bool,
 }
 
-/// Supplies an arena with blocks: a [`PageHeap`] over [`Memory`], or anything that leads to one.
+/// Supplies an arena with blocks: a [`PageHeap`] over [`Memory`], a [`GlobalHeap`](crate::GlobalHeap), a
+/// [`Heap`](crate::Heap), or anything that leads to one of these.
+///
+/// Heaps of objects lend pages as they are: an arena on one gets exactly as many as it asks for. They count as large
+/// blocks do, towards the heap's limits and in its statistics; and before a request is refused, all that the heap only
+/// keeps is given up. A hook set by [`on_exhausted`](crate::GlobalHeap::on_exhausted) is not called, since it might use
+/// the arena that asks. With the feature `checks` they have no seal.
+///
+/// ```
+/// use pageheap::GlobalHeap;
+/// use pageheap::arena::{Arena, ArenaError};
+///
+/// #[global_allocator]
+/// static HEAP: GlobalHeap = GlobalHeap::new().limit(1 << 30);
+///
+/// let arena = Arena::new_in(&HEAP);
+/// let words = arena.alloc_iter("within the limit of the program".split(' '))?;
+/// assert!(HEAP.contains(words.as_ptr().cast()));
+/// # Ok::<(), ArenaError>(())
+/// ```
 ///
 /// # Safety
 ///
@@ -73,8 +94,7 @@ unsafe impl<S: Memory, G: Shape> Backing for PageHeap<S, G> {
     }
 
     fn most_bytes(&self) -> usize {
-        // What has grown stays, even above a limit that has since been lowered.
-        self.limit().max(self.grown()).bytes(G::PAGE_SHIFT)
+        self.most_pages().bytes(G::PAGE_SHIFT)
     }
 
     fn take(&self, bytes: usize, align: usize) -> Option<Block> {

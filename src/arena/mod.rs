@@ -9,7 +9,7 @@
 //!                   └────────────────┴───────┬────────┴──────────────────┘
 //!                                         Account      hard limit, statistics
 //!                                            │ blocks: whole pages
-//!                                         Backing      a page heap: lent, owned, shared, or the process's
+//!                                         Backing      a heap: lent, owned, shared, the program's, the process's
 //! ```
 //!
 //! An arena takes *blocks* (runs of pages) from a [`Backing`] and cuts them up. All four types share what is defined
@@ -28,6 +28,10 @@
 //! [`PageHeap`](crate::PageHeap) for all such arenas. It is separate from the program's allocator: limits, statistics
 //! and the background thread of a `GlobalHeap` do not cover it. Pages of dropped arenas stay in it for later arenas;
 //! they return to the system when its `scavenge` or `tick` is called. To limit an arena, use [`ArenaConfig::limit`].
+//!
+//! **On the program's heap**, as in `Arena::new_in(&HEAP)` with `static HEAP: GlobalHeap`, what arenas hold counts
+//! towards its limits and is in its statistics, and its background thread gives back what they no longer hold. So it is
+//! on a [`Heap`](crate::Heap), without such a thread. [`Backing`] says what differs from a block of the program.
 //!
 //! **Collections.** With the feature `allocator-api2-02` or `allocator-api2-04`, references to arenas, pools, locals,
 //! scopes, lists and owners are an `Allocator` of that version of the crate `allocator-api2`, on which the program then

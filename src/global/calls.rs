@@ -399,7 +399,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// may be in a callback of the loader (`dl_iterate_phdr`, used to symbolise backtraces). The loader then holds a
     /// lock that thread creation waits for while another thread loads a library.
     #[inline]
-    fn call_keeper_alone(&self, objects: &'static Objects<S>) {
+    pub(super) fn call_keeper_alone(&self, objects: &'static Objects<S>) {
         if objects.keeper().is_wanted_by_anybody() && local::is_alone() {
             self.call_keeper(objects);
         }

@@ -1,5 +1,6 @@
 //! Calls for blocks above 32 KiB: the hands and lists of this thread's shelf (`object/shelf.rs`); and for those above
-//! 1 MiB what was put aside (`object/aside.rs`), for which no structure is entered.
+//! 1 MiB what was put aside (`object/aside.rs`), for which no structure is entered. And pages for arenas, which are
+//! never fast: a warm arena asks for none.
 //!
 //! ```text
 //!   take_large ── a run in the hand of this length? ── on its list? ── slow
@@ -13,6 +14,7 @@
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
+use crate::arena::{Backing, Block};
 use crate::fatal;
 use crate::object::{Hold, Length, Objects, SizeClass, Span, Working};
 use crate::source::Source;
@@ -201,6 +203,41 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     fn tell_bytes(&self, objects: &'static Objects<S>, bytes: usize) {
         objects.tell(bytes);
+        self.call_keeper(objects);
+    }
+}
+
+// SAFETY:
+// * a block is a run of the heap of pages, which are memory, of which it takes as many as requested, so aligned. Nobody
+//   else has them until they are given back, and they stay in place: an open heap is never destroyed;
+// * it counts as zero only where the heap of pages says so;
+// * nothing here unwinds, and nothing calls the program's hook for exhausted memory. (The other hooks run on the
+//   background thread.)
+unsafe impl<S: Source + 'static> Backing for GlobalHeap<S> {
+    fn page_bytes(&self) -> usize {
+        1 << SizeClass::PAGE_SHIFT
+    }
+
+    fn most_bytes(&self) -> usize {
+        self.opened().map_or(usize::MAX, Objects::most_lent)
+    }
+
+    fn take(&self, bytes: usize, align: usize) -> Option<Block> {
+        let objects = self.objects()?;
+        let own = self.with_own(objects, |thread| objects.lend_pages(thread, bytes, align));
+        let block = own.unwrap_or_else(|| objects.lend_pages_shared(bytes, align));
+        self.call_keeper_alone(objects);
+        block.or_else(|| objects.refuse())
+    }
+
+    unsafe fn give(&self, memory: NonNull<[u8]>) {
+        // As in `dealloc_slow`.
+        if fatal::is_ending() || fatal::is_shutting_down() {
+            return;
+        }
+        let objects = self.opened_for(memory.cast());
+        // SAFETY: the caller's promise.
+        self.with_thread(objects, |thread| unsafe { objects.take_back(thread, memory) });
         self.call_keeper(objects);
     }
 }

@@ -130,8 +130,9 @@ impl<S: Source + 'static> GlobalHeap<S> {
     ///
     /// [`Stats::bytes_taken`](crate::Stats::bytes_taken) is what to compare with the limit, which covers what threads
     /// keep, their tables for free blocks included. (Before an allocation is refused, everything that is only kept is
-    /// given up.) It does not cover the heap's metadata ([`Stats::metadata_bytes`](crate::Stats::metadata_bytes)),
-    /// other heaps, or arenas on [`ProcessHeap`](crate::arena::ProcessHeap).
+    /// given up.) It covers arenas on this heap (`Arena::new_in(&HEAP)`), but not those on
+    /// [`ProcessHeap`](crate::arena::ProcessHeap), the heap's metadata
+    /// ([`Stats::metadata_bytes`](crate::Stats::metadata_bytes)), or other heaps.
     ///
     /// ```
     /// use pageheap::GlobalHeap;
@@ -253,7 +254,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// [`release`](Self::release). With an operating system it may also allocate; it gets null if there is no room, and
     /// neither it nor the hook of another heap is called for that. Without one it must not, as it would be called
     /// again. It must not wait for a lock of the program that an allocating thread may hold. It must not unwind: that
-    /// ends the process.
+    /// ends the process. It is not called for an arena on this heap, which gets an error.
     ///
     /// ```
     /// use std::alloc::Layout;

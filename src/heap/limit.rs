@@ -300,6 +300,12 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         backed > round.max(soft) && step().is_ok()
     }
 
+    /// The most pages that can be in use at present: what has grown stays, even above a limit that has since been
+    /// lowered.
+    pub(crate) fn most_pages(&self) -> PageCount {
+        self.limit().max(self.grown())
+    }
+
     /// Called after a layer above has given back what it had: releases up to `pages` pages to the source if there are
     /// still too many.
     pub(crate) fn assist_again(&self, pages: usize) {

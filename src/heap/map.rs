@@ -27,7 +27,7 @@ use super::PageHeap;
 #[non_exhaustive]
 pub enum PageUse {
     /// Allocated: part of a caller's run; in a [`GlobalHeap`](crate::GlobalHeap) or a [`Heap`](crate::Heap), of a large
-    /// block, of a free run on a thread's shelf, or of a thread's tables for free blocks.
+    /// block, of an arena, of a free run on a thread's shelf, or of a thread's tables for free blocks.
     Run,
     /// In a [`GlobalHeap`](crate::GlobalHeap) or a [`Heap`](crate::Heap): divided into slots of this many bytes.
     Span {

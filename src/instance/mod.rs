@@ -25,6 +25,7 @@ use core::panic::{RefUnwindSafe, UnwindSafe};
 use core::ptr::NonNull;
 use core::time::Duration;
 
+use crate::arena::{Backing, Block};
 use crate::global::{Opening, exhausted, resident};
 use crate::guard::{self, Place, Plain};
 use crate::heap::{Clock, Config, MapEntry, NewHeapError};
@@ -100,6 +101,9 @@ type Hook<S> = fn(&Heap<S>, Layout) -> bool;
 ///
 /// Collections that own their heap together have a `SharedHeap`. (An `Arc<Heap>` is no `Allocator`: only the crate
 /// that has the trait could make it one.)
+///
+/// Arenas may stand on a `Heap`, lent, owned or shared ([`Backing`]): what they hold is within its limits, and they
+/// cannot outlive it.
 ///
 /// # What it promises
 ///
@@ -463,6 +467,30 @@ impl<S: Source + 'static> Plain for Heap<S> {
 
     fn has_memory(&self, address: usize) -> bool {
         self.objects().has_memory(address)
+    }
+}
+
+// SAFETY: a block is a run of the heap of pages, which are memory (`new`), of which it takes as many as requested, so
+// aligned. Nobody else has them until they are given back, and they stay in place until the heap is dropped. They count
+// as zero only where the heap of pages says so. Nothing here unwinds, or uses an arena.
+unsafe impl<S: Source + 'static> Backing for Heap<S> {
+    fn page_bytes(&self) -> usize {
+        1 << SizeClass::PAGE_SHIFT
+    }
+
+    fn most_bytes(&self) -> usize {
+        self.objects().most_lent()
+    }
+
+    fn take(&self, bytes: usize, align: usize) -> Option<Block> {
+        let objects = self.objects();
+        objects.lend_pages_shared(bytes, align).or_else(|| objects.refuse())
+    }
+
+    unsafe fn give(&self, memory: NonNull<[u8]>) {
+        let objects = self.objects();
+        // SAFETY: the caller's promise; the lock is held meanwhile.
+        unsafe { objects.take_back(&objects.shared(), memory) };
     }
 }
 

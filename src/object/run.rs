@@ -10,10 +10,16 @@
 //! grow in place and that few different lengths circulate. A block grows in place if the pages behind it are free, and
 //! shrinks in place as long as it stays large. To become a slot it moves, or is cut where it is if there is no memory
 //! (`shorten.rs`).
+//!
+//! **Arenas** take pages too. They give them back by address and length alone, whatever alignment they asked for, and
+//! from those two nobody could tell which slot or which length of run it was. So what they get is exactly as many pages
+//! as they ask for, of which the table knows nothing, as of a block aligned to more than 16 MiB. Such a run is found
+//! not to be a block when it is freed as one, and a block not to be such a run.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
+use crate::arena::Block;
 use crate::fatal::{self, Number};
 use crate::free_set::Request;
 use crate::heap::Allocation;
@@ -21,7 +27,7 @@ use crate::source::Source;
 use crate::units::{PageCount, PageRun};
 
 use super::length::{Length, pages_for};
-use super::size_class::PAGE_BYTES;
+use super::size_class::{PAGE_BYTES, PAGE_SHIFT};
 use super::span::Span;
 use super::spans::Room;
 use super::{Objects, Thread};
@@ -145,11 +151,7 @@ impl<S: Source + 'static> Objects<S> {
             return Some(used(run));
         }
         let attempt = |cache| {
-            let allocation = if layout.align() <= PAGE_BYTES {
-                self.pages(cache, pages)
-            } else {
-                self.count_pages(pages, || self.heap.try_aligned(pages, layout.align()))
-            }?;
+            let allocation = self.aligned_pages(cache, pages, layout.align())?;
             if is_entered(layout) {
                 self.covers(cache, allocation.run)?;
                 self.enter(allocation.run, layout);
@@ -211,15 +213,21 @@ impl<S: Source + 'static> Objects<S> {
         let start = if is_entered(layout) {
             self.spans.large_at(memory, pages.0, Length::of(layout))
         } else {
-            let run = self.heap.run_of(memory.as_ptr(), pages.0.saturating_mul(PAGE_BYTES));
-            run.filter(|_| memory.addr().get().is_multiple_of(layout.align()))
+            self.run_without_entry(memory, pages.0.saturating_mul(PAGE_BYTES))
+                .filter(|_| memory.addr().get().is_multiple_of(layout.align()))
                 .map(PageRun::start)
-                .filter(|start| start.0 >= self.spans.covered() || self.spans.entry(*start).is_vacant())
         };
         match start {
             Some(start) => PageRun::known(start.0, pages.0),
             None => self.refuse_large(memory, layout),
         }
+    }
+
+    /// The run of pages of so many bytes at `memory`, if no block that the table knows begins there.
+    fn run_without_entry(&self, memory: NonNull<u8>, bytes: usize) -> Option<PageRun> {
+        let run = self.heap.run_of(memory.as_ptr(), bytes)?;
+        let is_vacant = run.start().0 >= self.spans.covered() || self.spans.entry(run.start()).is_vacant();
+        is_vacant.then_some(run)
     }
 
     /// Reports what is wrong with a large block that does not exist.
@@ -393,6 +401,15 @@ impl<S: Source + 'static> Objects<S> {
         })
     }
 
+    /// The same, at an address that is a multiple of `align`.
+    fn aligned_pages(&self, cache: Option<usize>, pages: PageCount, align: usize) -> Option<Allocation> {
+        if align <= PAGE_BYTES {
+            self.pages(cache, pages)
+        } else {
+            self.count_pages(pages, || self.heap.try_aligned(pages, align))
+        }
+    }
+
     /// The same for what the caller can do without: no other thread is asked for what it keeps.
     pub(super) fn pages_to_spare(&self, cache: Option<usize>, pages: PageCount) -> Option<Allocation> {
         self.count_pages(pages, || {
@@ -427,8 +444,8 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Gives pages back to the heap, through the thread's cache if it has one.
     pub(super) fn free_run(&self, cache: Option<usize>, run: PageRun) {
-        // SAFETY: a run that a caller of this layer has given up (the promise of `free`), perhaps when it was put aside
-        // (I21), or that was just taken or dissolved.
+        // SAFETY: a run that a caller of this layer has given up (the promise of `free`, or of `take_back`), perhaps
+        // when it was put aside (I21), or that was just taken or dissolved.
         unsafe {
             match cache {
                 Some(cache) => self.heap.cache_at(cache).free(run),
@@ -436,6 +453,64 @@ impl<S: Source + 'static> Objects<S> {
             }
         }
         self.tell(run.pages().0 * PAGE_BYTES);
+    }
+
+    // ---- for arenas
+    // -------------------------------------------------------------------------------------------------------------
+
+    /// The most bytes that arenas could have at present, if there were nothing else.
+    pub fn most_lent(&self) -> usize {
+        self.heap.most_pages().bytes(PAGE_SHIFT)
+    }
+
+    /// Takes pages for an arena, as a [`Backing`](crate::arena::Backing) does, with all that is done before a large
+    /// block is refused. The structure: as for [`free`](Self::free).
+    pub fn lend_pages(&self, thread: &Thread, bytes: usize, align: usize) -> Option<Block> {
+        let pages = self.pages_to_lend(bytes, align)?;
+        let attempt = |cache| self.aligned_pages(cache, pages, align);
+        let allocation = attempt(thread.cache()).or_else(|| self.try_at_last(thread, attempt))?;
+        self.keep_below(thread);
+        let memory = self.heap.pointer(allocation.run);
+        debug_assert!(
+            self.run_without_entry(memory.cast(), memory.len()).is_some(),
+            "free pages are in no span, and no block begins there"
+        );
+        Some(Block {
+            memory,
+            zeroed: allocation.is_zeroed(),
+        })
+    }
+
+    /// The same with a shared structure, for a thread that has none of its own.
+    pub fn lend_pages_shared(&self, bytes: usize, align: usize) -> Option<Block> {
+        self.pages_to_lend(bytes, align)?;
+        let lent = self.lend_pages(&self.shared(), bytes, align);
+        lent.or_else(|| self.with_all(|thread| self.lend_pages(thread, bytes, align)))
+    }
+
+    /// How many pages hold so many bytes; none if there are no bytes, or the heap could not provide them if everything
+    /// else were free.
+    fn pages_to_lend(&self, bytes: usize, align: usize) -> Option<PageCount> {
+        let pages = PageCount::holding(bytes, PAGE_SHIFT);
+        (pages.0 > 0 && self.heap.fits(pages, align)).then_some(pages)
+    }
+
+    /// Takes back what was lent. Aborts if a block of the program begins there, or if the pages are free or not of this
+    /// heap.
+    ///
+    /// # Safety
+    ///
+    /// It was lent by this heap, is given back whole, and nothing uses it any more. The structure: as for
+    /// [`free`](Self::free).
+    pub unsafe fn take_back(&self, thread: &Thread, memory: NonNull<[u8]>) {
+        match self.run_without_entry(memory.cast(), memory.len()) {
+            Some(run) => self.free_run(thread.cache(), run),
+            None => fatal::abort(
+                "an arena gave back what this heap had not given it; its address and bytes",
+                Number::Address(memory.addr().get()),
+                Number::Count(memory.len()),
+            ),
+        }
     }
 }
 

@@ -42,9 +42,9 @@ const COUNTERS: [(&str, &str); 1] = [("batches_total", "Batches between magazine
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct GlobalStats {
-    /// The pages. [`Stats::in_use`] counts those of spans and of large blocks, [`shelf_pages`](Self::shelf_pages),
-    /// [`rack_pages`](Self::rack_pages) and [`structure_pages`](Self::structure_pages); calls and metadata are those of
-    /// both layers.
+    /// The pages. [`Stats::in_use`] counts those of spans, of large blocks and of arenas,
+    /// [`shelf_pages`](Self::shelf_pages), [`rack_pages`](Self::rack_pages) and
+    /// [`structure_pages`](Self::structure_pages); calls and metadata are those of both layers.
     pub pages: Stats,
     /// Pages cut into slots.
     pub span_pages: PageCount,
@@ -78,10 +78,10 @@ pub struct GlobalStats {
 }
 
 impl GlobalStats {
-    /// Bytes in blocks of the program, rounded up to slots and pages, and in threads' own structures, 3 KiB each. As
-    /// text, in JSON and for Prometheus: `live_bytes`. (`in_use_bytes` there is [`Stats::in_use`], whole pages, with
-    /// what magazines and shelves keep; `released_bytes` is [`Stats::scavenged`]; `cached_bytes` are pages in page
-    /// caches alone.)
+    /// Bytes in blocks of the program, rounded up to slots and pages, in pages that arenas hold, and in threads' own
+    /// structures, 3 KiB each. As text, in JSON and for Prometheus: `live_bytes`. (`in_use_bytes` there is
+    /// [`Stats::in_use`], whole pages, with what magazines and shelves keep; `released_bytes` is [`Stats::scavenged`];
+    /// `cached_bytes` are pages in page caches alone.)
     #[must_use]
     pub fn bytes_in_use(&self) -> usize {
         let large = self

@@ -8,6 +8,7 @@ mod child;
 #[path = "../common/mod.rs"]
 mod common;
 mod handles;
+mod heaps;
 mod misuse;
 mod pool;
 mod promises;
