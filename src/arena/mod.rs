@@ -62,10 +62,14 @@
 //! Every failure is a value. All pages go back to the backing when the arena is dropped. Contents are not dropped
 //! unless the type says so.
 //!
-//! **After a fork** the child must not use an arena or a list that other threads were using. Each has a lock (to grow,
-//! to gather, to lend a shard); its holder may not exist in the child, which would then wait forever. The child may
-//! read what is already allocated. The same applies to the heap underneath, [`ProcessHeap`] included: even a new arena
-//! waits forever if another thread was growing its heap.
+//! # After a fork
+//!
+//! The child must not use an arena or a list that other threads were using. Each has a lock (to grow, to gather, to
+//! lend a shard); its holder may not exist in the child, which would then wait forever. The child may read what is
+//! already allocated.
+//!
+//! It may make new ones: on [`ProcessHeap`], a `GlobalHeap` or a `Heap`, whatever other threads were doing there; on a
+//! [`PageHeap`](crate::PageHeap) only if no other thread was using that.
 
 mod process;
 mod backing;

@@ -10,8 +10,9 @@
 //! gives back serve the next, so once the process is warm a new arena needs no system call. The heap never returns
 //! memory to the system by itself: call `scavenge` or `tick` on [`ProcessHeap::get`].
 //!
-//! It grows under a lock. In the child of a fork, a thread that held the lock no longer exists. So a program that forks
-//! while other threads use arenas must not use this heap in the child, through any arena, not even a new one.
+//! It is made, and held across forks, where that is done for all heaps: `global/process.rs`. So in the child of a fork
+//! a new arena may stand on it, whatever other threads were doing. An arena that they were using has locks of its own,
+//! which nobody holds.
 //!
 //! Without an operating system there is no such heap, and no value of [`ProcessHeap`] exists.
 
@@ -25,26 +26,19 @@ pub use nowhere::ProcessHeap;
 
 #[cfg(all(any(unix, windows), feature = "std"))]
 mod system {
-    use std::sync::OnceLock;
-
-    use crate::heap::{Config, PageHeap};
-    use crate::source::System;
-
-    /// Address space to request for the heap: 1 TiB, or a quarter of a 32-bit address space.
-    const RESERVE_BYTES: usize = match 1_usize.checked_shl(40) {
-        Some(bytes) => bytes,
-        None => 1 << 30,
-    };
-
-    static HEAP: OnceLock<Option<PageHeap<System>>> = OnceLock::new();
-
     /// The process's own heap of pages for arenas.
     ///
-    /// A [`PageHeap`] separate from the program's allocator: `GlobalHeap::limit`, `PAGEHEAP_LIMIT`, the statistics and
-    /// the background thread of a `GlobalHeap` do not cover it. It has no limit until its `set_limit` is called, and
-    /// returns nothing to the system by itself: call `scavenge`, `release`, or now and then `tick`. It has no fork
-    /// handlers. It reserves 1 TiB of addresses (1 GiB if pointers have 32 bits), or as much as it can get, without
+    /// A [`PageHeap`](crate::PageHeap) separate from the program's allocator: `GlobalHeap::limit`, `PAGEHEAP_LIMIT`,
+    /// the statistics and the background thread of a `GlobalHeap` do not cover it. It has no limit until its
+    /// `set_limit` is called, and returns nothing to the system by itself: call `scavenge`, `release`, or now and then
+    /// `tick`. It reserves 1 TiB of addresses (1 GiB if pointers have 32 bits), or as much as it can get, without
     /// memory behind them.
+    ///
+    /// In the child of a fork it works, whatever the parent's other threads were doing, and so do new arenas on it. An
+    /// arena that other threads were using may not: [its own lock](crate::arena#after-a-fork) may be held for ever.
+    /// Pages that such a thread was just taking, giving back or releasing, or kept in a [`Cache`](crate::Cache), may be
+    /// lost to the child. A fork costs the child a few hundred nanoseconds more for each 4 MiB that the heap has grown
+    /// to. If the library that contains this copy of the crate is unloaded, the heap stays, and nobody uses it again.
     ///
     /// ```
     /// use pageheap::PageCount;
@@ -57,16 +51,6 @@ mod system {
     /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ProcessHeap;
-
-    impl ProcessHeap {
-        /// The heap, made at the first call. Returns `None` if the system refused to reserve address space then; it is
-        /// not asked again.
-        #[must_use]
-        pub fn get() -> Option<&'static PageHeap<System>> {
-            let heap = HEAP.get_or_init(|| PageHeap::new(System, Config::new(RESERVE_BYTES)).ok());
-            heap.as_ref()
-        }
-    }
 }
 
 #[cfg(not(all(any(unix, windows), feature = "std")))]

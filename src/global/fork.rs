@@ -1,4 +1,5 @@
-//! All heaps of this copy of the crate, and what happens to them when the process forks.
+//! All heaps of this copy of the crate, the process's own heap of pages included (`process.rs`), and what happens to
+//! them when the process forks.
 //!
 //! ```text
 //!   before     opening ─▶ each heap's scavenger ─▶ each heap's other locks         no thread is inside any of them
@@ -49,8 +50,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 
-use crate::object::{Forks, Objects};
-use crate::source::{self, KeepErrno, Source};
+use crate::object::Forks;
+use crate::source::{self, KeepErrno};
 use crate::sync::{Guard, Lock, is_forking, set_forking, sleep};
 
 use super::{background, pthread};
@@ -92,22 +93,22 @@ impl Opening {
 
     /// Registers a heap that has been opened, and that nobody uses yet. If a handler of a fork has opened it, it is
     /// held like all others.
-    pub(crate) fn enter<S: Source + 'static>(&self, objects: &'static Objects<S>) {
+    pub(crate) fn enter(&self, heap: &'static impl Forks) {
         if is_forking() {
-            let held = objects.try_hold_driver();
+            let held = heap.try_hold_driver();
             debug_assert!(held, "nobody else has it");
-            objects.hold();
+            heap.hold();
         }
-        let this: NonNull<dyn Forks> = NonNull::from_ref(objects);
+        let this: NonNull<dyn Forks> = NonNull::from_ref(heap);
         if let Some(first) = heaps().next() {
             first.kin().last.set(Some(this));
         }
-        objects.kin().next.set(HEAPS.0.replace(Some(this)));
+        heap.kin().next.set(HEAPS.0.replace(Some(this)));
     }
 
     /// Removes a heap that is about to be closed.
-    pub(crate) fn leave<S: Source + 'static>(&self, objects: &Objects<S>) {
-        let [behind, before] = [&objects.kin().next, &objects.kin().last].map(Cell::take);
+    pub(crate) fn leave(&self, heap: &impl Forks) {
+        let [behind, before] = [&heap.kin().next, &heap.kin().last].map(Cell::take);
         // SAFETY: neighbours on the list: open, because a heap is taken off the list before it is closed, with this
         // right (`self`).
         let [behind_it, before_it] = [behind, before].map(|heap| heap.map(|heap| unsafe { heap.as_ref() }.kin()));
@@ -127,14 +128,15 @@ impl Opening {
 pub(super) unsafe fn abandon_all() {
     loop {
         OPENING.hold();
-        let Some(heap) = heaps().find(|heap| background::is_started(heap.keeper())) else {
+        let mut keepers = heaps().filter_map(Forks::keeper);
+        let Some(keeper) = keepers.find(|keeper| background::is_started(keeper)) else {
             break;
         };
         // In the hook that is notified of pressure, the thread may be about to open or to close a heap.
         OPENING.let_go();
         // SAFETY: only these threads use the heaps (the caller's promise). A heap with such a thread is in a `static`,
         // and is not closed meanwhile.
-        unsafe { background::end(heap.keeper()) };
+        unsafe { background::end(keeper) };
     }
     let mut next = HEAPS.0.take();
     while let Some(heap) = next {
@@ -142,8 +144,9 @@ pub(super) unsafe fn abandon_all() {
         // heap is gone afterwards.
         unsafe {
             next = heap.as_ref().kin().next.get();
-            let abandon = heap.as_ref().abandon();
-            abandon(heap.cast());
+            if let Some(abandon) = heap.as_ref().abandon() {
+                abandon(heap.cast());
+            }
         }
     }
     // `OPENING` stays held: any thread that arrives after all stops here.

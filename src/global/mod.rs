@@ -52,6 +52,8 @@ mod pthread;
 mod environment;
 #[cfg(all(unix, feature = "std"))]
 mod fork;
+#[cfg(all(any(unix, windows), feature = "std"))]
+mod process;
 #[cfg(all(target_os = "linux", feature = "std"))]
 mod unload;
 

@@ -2,8 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use crate::object::Objects;
-use crate::source::Source;
+use crate::object::Forks;
 use crate::sync::{Guard, Lock};
 
 static OPENING: Lock = Lock::new();
@@ -21,8 +20,8 @@ impl Opening {
     }
 
     /// Does nothing: only a fork would ask which heaps there are.
-    pub(crate) fn enter<S: Source>(&self, _objects: &'static Objects<S>) {}
+    pub(crate) fn enter(&self, _heap: &'static impl Forks) {}
 
     /// As [`enter`](Self::enter).
-    pub(crate) fn leave<S: Source>(&self, _objects: &Objects<S>) {}
+    pub(crate) fn leave(&self, _heap: &impl Forks) {}
 }

@@ -88,6 +88,7 @@ use stats::Counters;
 ///
 /// A `PageHeap` is not notified of forks. In the child of a multi-threaded process, use it only if no other thread was
 /// using it at the moment of the fork: otherwise a thread that does not exist in the child may hold one of its locks.
+/// (The process's own heap, [`ProcessHeap`](crate::arena::ProcessHeap), is notified.)
 ///
 /// # Interrupts and signals
 ///

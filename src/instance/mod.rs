@@ -204,7 +204,7 @@ impl<S: Source + 'static> Heap<S> {
     /// [`release`](Self::release). On Unix and Windows it may also allocate, from any heap: if there is no room it gets
     /// nothing, and no hook is called for that, be it this one, another `Heap`'s or a `GlobalHeap`'s. Elsewhere it must
     /// not, as it would be called again. It must not wait for a lock of the program that an allocating thread may hold.
-    /// It must not unwind: that ends the process.
+    /// It must not unwind: that ends the process. It is not called for an arena on this heap, which gets an error.
     ///
     /// The heap owns the hook, and drops it last of all. A hook that owned a [`SharedHeap`] of the same heap, or a
     /// collection with one, would keep the heap for ever: give it a `Weak`.

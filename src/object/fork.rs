@@ -54,13 +54,16 @@ impl fmt::Debug for Kin {
     }
 }
 
+/// A function that ends a heap, given its address, when its library is unloaded: see [`Objects::abandon`].
+pub type Abandon = unsafe fn(NonNull<()>);
+
 /// What takes part in a fork.
 pub trait Forks {
     /// Its place in the list.
     fn kin(&self) -> &Kin;
 
-    /// The scavenging thread, if it has one.
-    fn keeper(&self) -> &Keeper;
+    /// What knows of the scavenging thread, if it may have one.
+    fn keeper(&self) -> Option<&Keeper>;
 
     /// Before the fork, and before any heap is held: stops scavengers. Fails if that takes too long.
     fn try_hold_driver(&self) -> bool;
@@ -78,8 +81,8 @@ pub trait Forks {
     /// structure of its one thread, of this heap or another.
     fn recover(&self, own: Option<NonNull<Thread>>);
 
-    /// The function that ends the heap, given its address, when its library is unloaded: see [`Objects::abandon`].
-    fn abandon(&self) -> unsafe fn(NonNull<()>);
+    /// The function that ends the heap when its library is unloaded. `None`: it stays as it is.
+    fn abandon(&self) -> Option<Abandon>;
 }
 
 impl<S: Source + 'static> Forks for Objects<S> {
@@ -87,8 +90,8 @@ impl<S: Source + 'static> Forks for Objects<S> {
         &self.kin
     }
 
-    fn keeper(&self) -> &Keeper {
-        &self.keeper
+    fn keeper(&self) -> Option<&Keeper> {
+        Some(&self.keeper)
     }
 
     fn try_hold_driver(&self) -> bool {
@@ -150,8 +153,8 @@ impl<S: Source + 'static> Forks for Objects<S> {
         self.spans.store.recount(&Heads(&self.spans), &bytes);
     }
 
-    fn abandon(&self) -> unsafe fn(NonNull<()>) {
-        Self::abandon
+    fn abandon(&self) -> Option<Abandon> {
+        Some(Self::abandon)
     }
 }
 

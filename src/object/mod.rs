@@ -92,7 +92,7 @@ mod meeting;
 mod annexed;
 
 pub use check::ObjectFault;
-pub use fork::{Forks, Kin};
+pub use fork::{Abandon, Forks, Kin};
 pub use keeper::{ABSENT, ASLEEP, AWAKE, Keeper, OFF};
 pub use length::Length;
 pub use run::Hold;

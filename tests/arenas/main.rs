@@ -7,6 +7,8 @@ mod boxes;
 mod child;
 #[path = "../common/mod.rs"]
 mod common;
+#[cfg(unix)]
+mod forks;
 mod handles;
 mod heaps;
 mod misuse;

@@ -1,0 +1,131 @@
+//! New arenas in the child of a fork, while the parent's threads grow the heaps that they stand on.
+
+use std::panic;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pageheap::GlobalHeap;
+use pageheap::arena::{Arena, Backing, ProcessHeap};
+
+use super::child::{is_one, runs};
+
+static HEAP: GlobalHeap = GlobalHeap::new().background(false);
+
+/// Grows the heap that a new arena stands on, for an arena that stays.
+fn grow<B: Backing>(backing: B) -> bool {
+    let mut arena = Arena::new_in(backing);
+    let grown = arena.reserve(64 << 10).is_ok() && arena.alloc(7).is_ok();
+    std::mem::forget(arena);
+    grown
+}
+
+fn grow_both() -> bool {
+    grow(ProcessHeap) && grow(&HEAP)
+}
+
+/// Forks in the middle of everything.
+fn fork(child: impl FnOnce() -> bool) -> libc::pid_t {
+    // SAFETY: the child ends without unwinding into the parent's frames, and runs no handlers and no destructors.
+    match unsafe { libc::fork() } {
+        0 => {
+            let done = panic::catch_unwind(panic::AssertUnwindSafe(child)).unwrap_or(false);
+            // SAFETY: as above.
+            unsafe { libc::_exit(if done { 0 } else { 1 }) }
+        }
+        id => {
+            assert!(id > 0, "no child");
+            id
+        }
+    }
+}
+
+/// Whether the child did what it was to do, within a time that one that hangs exceeds.
+fn ended_well(id: libc::pid_t) -> bool {
+    let (begin, mut status) = (Instant::now(), 0);
+    // SAFETY: our child, and a place for its status.
+    while unsafe { libc::waitpid(id, &raw mut status, libc::WNOHANG) } != id {
+        if begin.elapsed() > Duration::from_secs(30) {
+            // SAFETY: our child.
+            unsafe { libc::kill(id, libc::SIGKILL) };
+            return false;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+/// What a child does.
+fn use_both() -> bool {
+    let sound = || ProcessHeap::get().is_some_and(|heap| heap.check().is_ok()) && HEAP.check().is_ok();
+    let grown = (0..10).all(|_| grow_both());
+    grown && sound() && thread::spawn(grow_both).join().expect("no panic")
+}
+
+/// How often threads grow a heap for each fork: 320 MiB in all, which there are with 32-bit pointers, too. And no more,
+/// as what a child does takes longer in a longer heap.
+const TIMES: usize = 20;
+
+/// Forks often, while threads grow both heaps.
+fn fork_beside_growth() {
+    let (left, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    // Not both in one thread: that would wait for the fork at the one, and hold no lock of the other.
+    let ways: [fn() -> bool; 3] = [|| grow(&HEAP), || grow(ProcessHeap), || grow(ProcessHeap)];
+    thread::scope(|scope| {
+        for way in ways {
+            let (left, over) = (&left, &over);
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    let take_one = |left: usize| left.checked_sub(1);
+                    if left
+                        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take_one)
+                        .is_ok()
+                    {
+                        way();
+                    } else {
+                        thread::sleep(Duration::from_micros(100));
+                    }
+                }
+            });
+        }
+        let done = (0..250).all(|_| {
+            left.store(TIMES, Ordering::Relaxed);
+            while left.load(Ordering::Relaxed) == TIMES {
+                thread::yield_now();
+            }
+            ended_well(fork(use_both))
+        });
+        over.store(true, Ordering::Relaxed);
+        assert!(done, "a child came to nothing");
+    });
+}
+
+#[test]
+fn new_arenas_work_in_the_child_of_a_process_whose_threads_use_others() {
+    if !is_one() {
+        return runs("forks::new_arenas_work_in_the_child_of_a_process_whose_threads_use_others");
+    }
+    assert!(grow_both());
+    fork_beside_growth();
+}
+
+extern "C" fn handler() {
+    assert!(grow_both());
+}
+
+/// Handlers registered before any heap is open run while both heaps are held for the fork, and in the child before they
+/// are whole again.
+#[test]
+fn handlers_of_a_fork_may_make_arenas() {
+    if !is_one() {
+        return runs("forks::handlers_of_a_fork_may_make_arenas");
+    }
+    let handlers = Some(handler as unsafe extern "C" fn());
+    // SAFETY: a function that stays; it ends a process that hangs.
+    unsafe {
+        libc::alarm(100);
+        assert_eq!(libc::pthread_atfork(handlers, handlers, handlers), 0);
+    }
+    assert!(grow_both());
+    fork_beside_growth();
+}
