@@ -16,7 +16,7 @@
 //! - the same function moves the end of a block (`resize_in_place`, and slices of unknown length: `alloc_iter`,
 //!   `alloc_fmt`, `alloc_str_with`; and `alloc_slice_with` and `alloc_slice_clone`, if what makes the elements may
 //!   panic);
-//! - it is a local that has scopes, which refer to its pieces.
+//! - it is a local that has scopes, which refer to its pieces, or any handle with a guard, which refers to its room.
 //!
 //! A value allocated in a scope cannot leave it. A value allocated outside can be used inside:
 //!

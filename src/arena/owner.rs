@@ -316,8 +316,8 @@ impl<B: Backing> SlotList for Owner<'_, B> {
 
 impl<'l, T: ?Sized, B: Backing + 'l, P: ListHandle<List = Owner<'l, B>>> SlotBox<T, P> {
     /// Makes a box of an owner one of the owner's list, which does not borrow the owner, and may go to any thread that
-    /// `T` may go to. O(1), without an atomic operation. Its slot goes back to the list: by a lane, as if the list had
-    /// made the box. The box's handle is dropped.
+    /// `T` may go to. O(1), without an atomic operation, but for what it takes to drop the box's handle, which may be
+    /// the owner's last. The slot goes back to the list: by a lane, as if the list had made the box.
     ///
     /// So a thread can allocate from an owner that it keeps for as long as it runs, and return the box or send it away:
     ///

@@ -175,12 +175,14 @@ impl Pieces {
         let Some(piece) = NonNull::new(self.piece) else {
             return false;
         };
-        // The end of the piece, not of the room, which may be shorter (see `Pieces`).
+        // The end of the piece, not of the room, which may be shorter (see `Pieces`). Where the scope of a guard that
+        // was leaked has extended it, the piece ends further up, and so does what the arena has cut: then this fails.
         let end = self.end;
         let new_end = end.wrapping_add(bytes);
         if !arena.move_end(piece.cast(), end, new_end) {
             return false;
         }
+        debug_assert_eq!(end, end_of(piece), "no handle knows of what lies behind");
         // SAFETY: a piece in use is ours, its head too.
         unsafe { (*piece.as_ptr()).lengthen(bytes) };
         self.end = new_end;

@@ -45,8 +45,8 @@ pub trait SlotList: sealed::Sealed {
     ///
     /// # Safety
     ///
-    /// Both came from one `take` of this list, and nothing uses them any more. (The number may come from `number`
-    /// instead.)
+    /// Both came from one `take` of this list, or of one of its owners, and nothing uses them any more. (The number
+    /// may come from `number` instead.)
     #[doc(hidden)]
     unsafe fn put(&self, slot: u32, memory: NonNull<u8>);
 }

@@ -250,7 +250,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// least as much as is asked for, if that is known, and not one entry of a cache at a time. The hook receives the
     /// layout of the block; with the feature `checks`, that of the block with its seal.
     ///
-    /// The hook runs on the allocating thread, with none of the allocator's locks held. It may free and may call
+    /// The hook runs on the allocating thread, with none of this heap's locks held. (If a verb of a source made the
+    /// allocation, the rules for verbs hold for the hook.) It may free and may call
     /// [`release`](Self::release). With an operating system it may also allocate; it gets null if there is no room, and
     /// neither it nor the hook of another heap is called for that. Without one it must not, as it would be called
     /// again. It must not wait for a lock of the program that an allocating thread may hold. It must not unwind: that

@@ -200,14 +200,15 @@ impl<S: Source + 'static> Heap<S> {
     /// and the layout of the block; with the feature `checks`, that of the block with its seal. A second hook replaces
     /// the first.
     ///
-    /// The hook runs on the allocating thread, with none of the allocator's locks held. It may free and may call
+    /// The hook runs on the allocating thread, on several at a time perhaps, with none of this heap's locks held. (If a
+    /// verb of a source made the allocation, the rules for verbs hold for the hook.) It may free and may call
     /// [`release`](Self::release). On Unix and Windows it may also allocate, from any heap: if there is no room it gets
     /// nothing, and no hook is called for that, be it this one, another `Heap`'s or a `GlobalHeap`'s. Elsewhere it must
     /// not, as it would be called again. It must not wait for a lock of the program that an allocating thread may hold.
     /// It must not unwind: that ends the process. It is not called for an arena on this heap, which gets an error.
     ///
     /// The heap owns the hook, and drops it last of all. A hook that owned a [`SharedHeap`] of the same heap, or a
-    /// collection with one, would keep the heap for ever: give it a `Weak`.
+    /// collection with one, would keep the heap for ever: give it a `Weak` of what holds the collections.
     ///
     /// ```
     /// # #[cfg(feature = "allocator-api2-02")]

@@ -37,7 +37,7 @@ use super::resting::Resting;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Place {
-    /// A thread uses it; and all-zero bytes.
+    /// A thread uses it, or empties it, and it is not in the list; and all-zero bytes.
     Used = 0,
     /// Nobody uses it. It is in the list.
     Vacant,

@@ -60,6 +60,11 @@ impl Parts {
         self.0 >> SHELF & 1 != 0
     }
 
+    /// Whether there is one with magazines.
+    pub const fn has_slots(self) -> bool {
+        self.0 & !(1 << SHELF) != 0
+    }
+
     /// Whether the magazine of a class is in one.
     pub fn has(self, class: SizeClass) -> bool {
         self.0 >> part_of(class) & 1 != 0
@@ -142,7 +147,8 @@ mod tests {
             let parts = resting.note(Prints::of(shelf, SizeClass::all().map(|class| (class, 0))));
             assert!(!parts.any());
         }
-        assert!(Parts::ALL.has_shelf() && SizeClass::all().all(|class| Parts::ALL.has(class)));
+        assert!(Parts::ALL.has_slots() && !Parts(1 << SHELF).has_slots() && Parts::ALL.has_shelf());
+        assert!(SizeClass::all().all(|class| Parts::ALL.has(class)));
     }
 
     #[test]

@@ -468,6 +468,7 @@ mod tests {
     use core::cell::Cell;
 
     use super::*;
+    use crate::object::resting::{Parts, Prints, Resting};
 
     /// A thread's stack may have 16 KiB, and a free that looks doubtful looks through all of them.
     #[test]
@@ -499,5 +500,21 @@ mod tests {
         // Wherever it lies; and none of them is lost.
         assert!(blocks.iter().step_by(101).all(|&block| magazine.has(block, class)));
         assert_eq!(magazine.spares(), spares);
+    }
+
+    /// A thread works with small blocks, and its shelf rests.
+    #[test]
+    fn who_gives_up_a_shelf_goes_on_hoarding_slots() {
+        let objects = Objects::for_test(16 << 20, 64, false);
+        // SAFETY: never destroyed.
+        let own = unsafe { objects.enlist().unwrap().as_ref() };
+        let entered = own.enter(objects).unwrap();
+        let resting = Resting::default();
+        let shelf = (0..9).map(|_| resting.note(Prints::of(1, core::iter::empty()))).last();
+        own.demand().raise(1000, &objects.hoard);
+        assert_eq!(objects.empty_seized(&entered, shelf.unwrap()), 0);
+        assert_eq!(own.demand().bytes(), 1000);
+        objects.empty_seized(&entered, Parts::ALL);
+        assert_eq!(own.demand().bytes(), 0);
     }
 }

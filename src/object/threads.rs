@@ -188,7 +188,7 @@ impl<S: Source + 'static> Objects<S> {
         }
         if parts == Parts::ALL {
             thread.demand_nothing(&self.hoard);
-        } else {
+        } else if parts.has_slots() {
             thread.demand_less(&self.hoard);
         }
         pages += self.give_stock(thread, cache);

@@ -317,17 +317,17 @@ mod tests {
 
     const PAGE: usize = 4096;
 
-    /// What a fake kernel says of 64 pages, which are all dirty but those that have no memory or that of zeroes.
+    /// What a fake kernel says of these pages, which are all dirty but those that have no memory or that of zeroes.
     struct Paper {
         pages: Box<[[u8; PAGE]]>,
         categories: Vec<u64>,
     }
 
     impl Paper {
-        fn new(categories: &[(usize, u64)]) -> Self {
+        fn new(pages: usize, categories: &[(usize, u64)]) -> Self {
             let mut paper = Self {
-                pages: vec![[0; PAGE]; 64].into_boxed_slice(),
-                categories: vec![0; 64],
+                pages: vec![[0; PAGE]; pages].into_boxed_slice(),
+                categories: vec![0; pages],
             };
             for &(page, is) in categories {
                 paper.categories[page] = is;
@@ -350,15 +350,25 @@ mod tests {
                 if is & question.all_of != question.all_of || is & question.any_of == 0 {
                     continue;
                 }
-                if count == STRETCHES || pages == question.most_pages {
+                let (at, categories) = (question.walk_end, self.categories[page] & question.told);
+                let last = answer[..count]
+                    .last_mut()
+                    .filter(|last| last.end == at && last.categories == categories);
+                if pages == question.most_pages || last.is_none() && count == STRETCHES {
                     return count;
                 }
+                pages += 1;
+                let end = at + PAGE as u64;
+                if let Some(last) = last {
+                    last.end = end;
+                    continue;
+                }
                 answer[count] = Stretch {
-                    start: question.walk_end,
-                    end: question.walk_end + PAGE as u64,
-                    categories: is & question.told,
+                    start: at,
+                    end,
+                    categories,
                 };
-                (count, pages) = (count + 1, pages + 1);
+                count += 1;
             }
             question.walk_end = question.end;
             count
@@ -373,7 +383,7 @@ mod tests {
                 Some(count)
             };
             // SAFETY: these pages are the test's.
-            unsafe { clear_by(ask, start, 64 * PAGE, PAGE) }.is_some()
+            unsafe { clear_by(ask, start, self.pages.len() * PAGE, PAGE) }.is_some()
         }
 
         fn dirty(&self) -> usize {
@@ -387,19 +397,30 @@ mod tests {
     #[test]
     fn what_has_memory_is_cleared_unless_it_is_much() {
         let few = [(0, PRESENT), (7, PRESENT), (8, PRESENT | ZERO_PAGE), (63, PRESENT)];
-        let mut paper = Paper::new(&few);
+        let mut paper = Paper::new(64, &few);
         assert_eq!(paper.dirty(), 3);
         assert!(paper.clear(|_, _| ()));
         assert_eq!(paper.dirty(), 0);
         let many: Vec<_> = (10..18).map(|page| (page, PRESENT)).collect();
-        assert!(!Paper::new(&many).clear(|_, _| ()));
-        assert!(Paper::new(&many[1..]).clear(|_, _| ()));
+        assert!(!Paper::new(64, &many).clear(|_, _| ()));
+        assert!(Paper::new(64, &many[1..]).clear(|_, _| ()));
+    }
+
+    /// As many as an answer has room for, and more.
+    #[test]
+    fn one_answer_may_not_be_enough() {
+        for apart in [2, 3, 9] {
+            let pages: Vec<_> = (0..40).map(|page| (page * apart + page % 2, PRESENT)).collect();
+            let mut paper = Paper::new(512, &pages);
+            assert!(paper.clear(|_, _| ()));
+            assert_eq!(paper.dirty(), 0, "{apart}");
+        }
     }
 
     /// It is not zero, and what a kernel reports as neither present nor in swap is taken for zero.
     #[test]
     fn a_page_in_swap_is_not_overlooked() {
-        let mut paper = Paper::new(&[(3, PRESENT), (5, SWAPPED)]);
+        let mut paper = Paper::new(64, &[(3, PRESENT), (5, SWAPPED)]);
         assert!(!paper.clear(|_, _| ()));
         assert!(paper.dirty() > 0);
     }
@@ -416,7 +437,7 @@ mod tests {
             |_, answer| (answer[0].start, answer[0].end) = (answer[0].end, answer[0].start),
         ];
         for (number, change) in changes.into_iter().enumerate() {
-            let mut paper = Paper::new(&[(3, PRESENT)]);
+            let mut paper = Paper::new(64, &[(3, PRESENT)]);
             assert!(!paper.clear(change), "{number}");
             assert_eq!(paper.dirty(), 1, "{number}");
         }

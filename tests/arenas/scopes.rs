@@ -335,15 +335,37 @@ fn a_scope_of_a_guard_ends_in_a_panic() -> Result<(), ArenaError> {
     let arena = Arena::new();
     let mut local = arena.local();
     let before = ptr::from_ref(local.alloc(1_u64)?).addr();
-    for bytes in [64, 3_000, 20_000, MIB] {
-        let panicked = catch_unwind(AssertUnwindSafe(|| {
-            let mut guard = local.scope_guard();
-            let object = guard.scope().alloc_uninit_slice::<u8>(bytes).map(|object| object.len());
-            panic!("on the way with {object:?} bytes");
-        }));
-        assert!(panicked.is_err());
+    let mut taken = Vec::new();
+    for _ in 0..10 {
+        for bytes in [64, 3_000, 20_000, MIB] {
+            let panicked = catch_unwind(AssertUnwindSafe(|| {
+                let mut guard = local.scope_guard();
+                let object = guard.scope().alloc_uninit_slice::<u8>(bytes).map(|object| object.len());
+                panic!("on the way with {object:?} bytes");
+            }));
+            assert!(panicked.is_err());
+        }
+        taken.push(arena.stats().allocated);
     }
     assert_eq!(ptr::from_ref(local.alloc(2_u64)?).addr(), before + 8);
+    assert!(taken[9] < taken[0] + MIB / 2, "{taken:?}");
+    Ok(())
+}
+
+#[test]
+fn guards_give_back_what_their_scopes_took() -> Result<(), ArenaError> {
+    let arena = Arena::new();
+    let mut local = arena.local();
+    local.alloc(1_u64)?;
+    let mut taken = Vec::new();
+    for _ in 0..10 {
+        for bytes in [64, 3_000, 20_000, MIB] {
+            let mut guard = local.scope_guard();
+            guard.scope().alloc_uninit_slice::<u8>(bytes)?;
+        }
+        taken.push(arena.stats().allocated);
+    }
+    assert!(taken[9] < taken[0] + MIB / 2, "{taken:?}");
     Ok(())
 }
 

@@ -250,6 +250,24 @@ fn a_box_of_an_owner_can_become_one_of_its_list() {
     assert_eq!(LIST.stats().allocated, 0);
 }
 
+/// The pocket remembers a slot that leaves as a box of the list, goes round by a lane, and comes back.
+#[test]
+fn a_slot_out_of_the_pocket_goes_round_by_the_list() {
+    let list = ShardedFreeList::new(layout(), 1).unwrap();
+    let owner = list.owner().unwrap();
+    let address = |boxed: &SlotBox<usize, _>| std::ptr::from_ref(&**boxed).addr();
+    drop(owner.boxed(1).unwrap());
+    let out = owner.boxed(2).unwrap();
+    let at = address(&out);
+    drop(SlotBox::into_list_box(out));
+    list.flush();
+    let mut all = Vec::from_iter((0..200).map(|number| owner.boxed(number).unwrap()));
+    let place = all.iter().position(|boxed| address(boxed) == at);
+    drop(all.swap_remove(place.expect("it comes round")));
+    let again = [(); 2].map(|()| owner.boxed(7).unwrap());
+    assert_eq!(again.iter().filter(|boxed| address(boxed) == at).count(), 1);
+}
+
 /// Of whatever the box is, and however it holds the owner, which it lets go.
 #[test]
 fn a_box_that_becomes_one_of_a_list_lets_its_owner_go() {
