@@ -61,8 +61,10 @@ mod tests {
     use core::time::Duration;
 
     use super::*;
+    use crate::free_set::Request;
     use crate::heap::{Config, PageHeap};
-    use crate::source::Simulated;
+    use crate::source::{Simulated, Verb};
+    use crate::units::PageCount;
 
     /// A layer that counts how often it is asked.
     #[derive(Default)]
@@ -126,6 +128,22 @@ mod tests {
             [trims, punches].into_iter().for_each(|count| count.set(0));
             assert!((0..20).any(|_| self.tick() == Duration::MAX));
             (trims.get(), punches.get())
+        }
+    }
+
+    /// Both are small numbers. Where they only were put together, two that changed alike looked like none that did.
+    #[test]
+    fn two_signs_of_life_do_not_cancel_each_other() {
+        let (world, request) = (World::new(), Request::of(100));
+        let run = world.heap.allocate(PageCount(100)).unwrap();
+        world.heap.set.release(run.start().0, 100).unwrap();
+        // (After ten seconds it goes because no look has found it in use.)
+        for look in 0..9 {
+            let claim = world.heap.set.claim(&request).unwrap();
+            world.heap.set.release(claim.start, 100).unwrap();
+            world.above.activity.set(world.heap.set.passes().into());
+            world.tick();
+            assert_eq!(world.heap.source().calls(Verb::Release), 0, "look {look}");
         }
     }
 

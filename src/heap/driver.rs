@@ -91,9 +91,11 @@ struct State {
     unpunched: usize,
     /// Pages with memory behind them, after the last look and the work since.
     backed: usize,
-    /// Pages that have gained memory since a look first found something to release, or since the last look.
+    /// Pages that have gained memory since a look first found something to release, or since the last look; from the
+    /// beginning once all that was there has been taken for needed, as that holds for ten seconds.
     regained: usize,
-    /// How much of [`FreeSet::passes`](crate::free_set::FreeSet::passes) is the driver's own work.
+    /// How much of [`FreeSet::passes`](crate::free_set::FreeSet::passes) is the driver's own work. (What others release,
+    /// as when the system is short of memory, counts as the program's.)
     passes: u32,
     looks: u32,
     /// The last look found the heap above its soft limit.
@@ -365,7 +367,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     fn look(&self, state: &mut State, now: u64, settle: bool, above: &impl Above, trim: impl FnOnce(bool) -> bool) {
         above.gather();
         let own = state.passes;
-        let activity = || mix(above.activity(), u64::from(self.set.passes().wrapping_sub(own)));
+        // Mixed one by one: both are small numbers, which might cancel each other.
+        let activity = || mix(mix(0, above.activity()), u64::from(self.set.passes().wrapping_sub(own)));
         let mut look = self.see(activity(), state.retention.turns(now), false);
         let backed = look.live + look.idle;
         // A program that grows takes a little more. If much comes again while the excess goes, all of it was needed.
@@ -413,7 +416,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             state.unpunched = usize::MAX;
         }
         (state.silent, state.backed) = (silent, look.live + look.idle);
-        if pages == 0 {
+        if pages == 0 || all {
             state.regained = 0;
         }
         // What cannot be released is not requested again.

@@ -64,7 +64,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     };
 
     /// Releases the memory of free pages to the source, highest address first, until `pages` pages (a few more rather
-    /// than split a huge page) are released or nothing is left. Returns how many.
+    /// than split a huge page) are released or nothing is left. Returns how many, without those that
+    /// had no memory any more.
     ///
     /// Cost: 0.4 ns a word examined, and one `release` for each run. Pages whose release the source refuses stay as
     /// they are. In a heap that [releases lazily](crate::Config::release_lazily), this is lazy too.
@@ -89,7 +90,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
                 between();
             }
         }
-        PageCount(released.pages)
+        PageCount(released.gained)
     }
 
     /// Pages in a huge page, or in a chunk, if that is less. One if the heap is smaller than two huge pages: then huge

@@ -66,6 +66,17 @@ fn where_nothing_can_be_released_a_silent_heap_rests() {
     assert_eq!(heap.source().calls(Verb::Release), 0);
 }
 
+/// It was never silent, since it took what it could not release for needed, at each look.
+#[test]
+fn so_does_one_above_its_soft_limit() {
+    let config = Config::new(64 << 10).soft_limit(PageCount(100));
+    let heap: PageHeap<Simulated, Geometry<2, 6, 2, 1>> = PageHeap::with_shape(Simulated::new(8192), config).unwrap();
+    let run = heap.allocate(PageCount(200)).unwrap();
+    // SAFETY: just allocated; nothing uses it.
+    unsafe { heap.free(run) };
+    until_rest(&heap, &hand(), Duration::from_secs(60)).expect("it comes to rest");
+}
+
 #[test]
 fn whole_heaps_go_within_a_second_of_silence() {
     let heap = heap(Simulated::new(4096), 64 << 20);
@@ -217,26 +228,45 @@ fn above_the_peak_goes_while_a_little_is_added() {
     assert!(backed <= live * 12 / 10, "{backed} pages for {live}");
 }
 
-/// A system page with one page of ours that was used again: the other one is marked already. It was taken for given
-/// back once more, so half of what was too much stayed for another ten seconds.
-#[test]
-fn in_long_system_pages_all_that_is_too_much_goes() {
+fn page_run(page: usize) -> PageRun {
+    PageRun::new(PageIndex(page), PageCount(1)).unwrap()
+}
+
+/// A heap whose system pages have two of its own: 2,048 are in use, 8,192 have gone, of which every other one was used
+/// again.
+fn every_other_page_again() -> PageHeap<Simulated> {
     let heap = heap(Simulated::new(2 * PAGE), 128 << 20);
-    let clock = hand();
     torn(&heap, 10_240, |page| page >= 2048);
-    until_rest(&heap, &clock, Duration::from_secs(60)).expect("it comes to rest");
-    let run = |page| PageRun::new(PageIndex(page), PageCount(1)).unwrap();
-    let every_other = (2048..10_240).step_by(2).map(run);
+    until_rest(&heap, &hand(), Duration::from_secs(60)).expect("it comes to rest");
+    let every_other = (2048..10_240).step_by(2).map(page_run);
     let mut used: Vec<_> = every_other.map(|run| heap.allocate_at(run).unwrap().run).collect();
     // SAFETY: just allocated; nothing uses them.
     unsafe { heap.free_batch(&mut used) };
     assert_eq!(heap.backed(), PageCount(2048 + 4096));
+    heap
+}
+
+/// A system page with one page of ours that was used again: the other one is marked already. It was taken for given
+/// back once more, so half of what was too much stayed for another ten seconds.
+#[test]
+fn in_long_system_pages_all_that_is_too_much_goes() {
+    let (heap, clock) = (every_other_page_again(), hand());
     for page in 0..52 {
         // A sign of life. SAFETY: a page that `torn` left allocated, freed once.
-        unsafe { heap.free(run(page)) };
+        unsafe { heap.free(page_run(page)) };
         tick_for(&heap, &clock, Duration::from_millis(250));
     }
     assert!(heap.backed().0 <= 2048 * 11 / 10, "after 13 seconds: {}", heap.stats());
+}
+
+/// What had no memory any more was counted, too.
+#[test]
+fn scavenge_says_how_many_pages_it_gains() {
+    let heap = every_other_page_again();
+    let some = heap.scavenge(PageCount(100));
+    assert!((100..200).contains(&some.0), "{some:?}");
+    assert_eq!(heap.backed(), PageCount(2048 + 4096 - some.0));
+    assert_eq!(heap.scavenge(PageCount(usize::MAX)), PageCount(4096 - some.0));
 }
 
 /// The pages of a chunk that are free and marked as scavenged.
