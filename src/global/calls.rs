@@ -405,7 +405,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    /// With nothing held: starts the background thread if it is time for one, provided that it will be ended before its
+    /// With nothing of the heap's held: starts the background thread if it is time for one, provided that it will be ended before its
     /// code is unloaded.
     #[inline]
     pub(super) fn call_keeper(&self, objects: &'static Objects<S>) {

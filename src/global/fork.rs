@@ -18,8 +18,11 @@
 //! So the child can allocate, free what it inherited, start threads and fork again, whatever the parent's threads were
 //! doing.
 //!
-//! The handlers are registered before the first heap opens, so early that other libraries' handlers come later: those
-//! run before ours in the future parent, and after ours in both processes.
+//! The handlers are registered before the first heap opens, and by a constructor if none has opened by then, so early
+//! that those of other libraries and of `main` come later: these run before ours in the future parent, and after ours
+//! in both processes. (A program that takes a lock in such a handler, and holds it where it allocates, would otherwise
+//! wait for itself: a thread with its lock waits for the fork, and the handler for the lock. And some C libraries cannot
+//! register anything while handlers run.)
 //!
 //! **Handlers registered even earlier**, by a constructor that has not allocated anything yet, run between `before` and
 //! its partner, and may use heaps as well. All locks are held then, but by the very thread that runs the handler, and
@@ -35,8 +38,9 @@
 //! - They must not wait for another thread that uses a heap: it waits for them. Nor must the child of a fork that one
 //!   of them makes, before it has returned from there.
 //!
-//! (To register ours first, from a constructor with a number, would not do: the constructors of libraries come before
-//! any of the program's. The one section that comes before those is not for libraries.)
+//! (To register ours first of all, from a constructor with a number, would not do: the constructors of libraries come
+//! before any of the program's. The one section that comes before those is not for libraries. On macOS there is no such
+//! constructor here: handlers registered before the first heap opens are early ones there.)
 //!
 //! A file that a thread has open for a moment is held by no heap, but would stay open in the child forever
 //! (`source/pagemap.rs`, `pressure.rs`). So that thread is waited for before the heaps' other locks are taken, for 0.1
@@ -178,6 +182,26 @@ fn register() {
     // If there was no memory for it, continue; the next heap that opens tries again.
     DONE.store(answer == 0, Ordering::Relaxed);
 }
+
+/// Registers them before `main` even if no heap has opened by then: so handlers of the program come later.
+#[cfg(all(
+    any(
+        target_os = "linux",
+        target_os = "android",
+        target_os = "freebsd",
+        target_os = "netbsd"
+    ),
+    not(miri)
+))]
+#[used]
+// SAFETY: the section is a list of functions of this type, which the loader calls one by one.
+#[unsafe(link_section = ".init_array")]
+static EARLY: extern "C" fn() = {
+    extern "C" fn early() {
+        register();
+    }
+    early
+};
 
 /// How often the thread between `before` and `parent` or `child` has entered `before` again.
 static AGAIN: AtomicUsize = AtomicUsize::new(0);

@@ -20,9 +20,7 @@
 //!
 //! Cost of a fork: four locks, some 200 ns; in the child what `heap/fork.rs` says.
 
-#![forbid(unsafe_code)]
-
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
 use crate::arena::ProcessHeap;
@@ -31,6 +29,8 @@ use crate::object::{Abandon, Forks, Keeper, Kin, Thread};
 use crate::source::System;
 
 use super::Opening;
+#[cfg(target_os = "linux")]
+use super::unload;
 
 /// Address space to request for the heap: 1 TiB, or a quarter of a 32-bit address space.
 const RESERVE_BYTES: usize = match 1_usize.checked_shl(40) {
@@ -61,6 +61,8 @@ impl ProcessHeap {
 
 #[cold]
 fn make() -> Option<&'static PageHeap<System>> {
+    #[cfg(target_os = "linux")]
+    unload::register();
     let opening = Opening::begin();
     let place = || {
         let heap = PageHeap::new(System, Config::new(RESERVE_BYTES)).ok()?;
@@ -104,8 +106,20 @@ impl Forks for Process {
         self.heap.recover(0);
     }
 
-    /// It stays, as what an arena holds may be in use for ever.
     fn abandon(&self) -> Option<Abandon> {
-        None
+        Some(Self::give_up)
+    }
+}
+
+impl Process {
+    /// Gives back all but what arenas still hold, when the library is unloaded.
+    ///
+    /// # Safety
+    ///
+    /// `this` is the address of the process's heap, which nobody uses now, or ever will.
+    unsafe fn give_up(this: NonNull<()>) {
+        // SAFETY: as promised. What is moved out is no longer used at its old place, which is in a `static` and so never
+        // dropped.
+        unsafe { ptr::read(&raw const (*this.cast::<Self>().as_ptr()).heap).abandon() }
     }
 }

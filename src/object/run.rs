@@ -14,7 +14,8 @@
 //! **Arenas** take pages too. They give them back by address and length alone, whatever alignment they asked for, and
 //! from those two nobody could tell which slot or which length of run it was. So what they get is exactly as many pages
 //! as they ask for, of which the table knows nothing, as of a block aligned to more than 16 MiB. Such a run is found
-//! not to be a block when it is freed as one, and a block not to be such a run.
+//! not to be a block when it is freed as one of more than a slot, and a block not to be such a run, unless the block is
+//! aligned like that.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;

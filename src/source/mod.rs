@@ -156,8 +156,9 @@ impl Reservation {
 /// * They must not unwind, must not use a heap that stands on this source, and must preserve `errno` (if there is one).
 /// * They may allocate from other heaps of this crate if those were opened before this source's. `reserve` and
 ///   `prepare` are called while a heap is being opened, and the opening of a second one would wait for the first for
-///   ever. (Both are also called later: when threads meet
-///   that share a heap's structures.)
+///   ever. That of arenas without one of their own is a heap, too: call
+///   [`ProcessHeap::get`](crate::arena::ProcessHeap::get) before. (Both are also called later: when threads meet that
+///   share a heap's structures.)
 /// * They should return within milliseconds. While `release` is at work on pages, no thread can allocate them, and a
 ///   fork waits for it; an allocating thread waits for `prepare`.
 /// * On Windows they must not need the loader: they are also called by threads that end, under its lock.

@@ -109,6 +109,63 @@ fn new_arenas_work_in_the_child_of_a_process_whose_threads_use_others() {
     fork_beside_growth();
 }
 
+/// A lock of the program.
+struct Held(std::cell::UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: a lock of the C library.
+unsafe impl Sync for Held {}
+
+static LOCK: Held = Held(std::cell::UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
+
+extern "C" fn lock() {
+    // SAFETY: a lock of the C library, initialised.
+    assert_eq!(unsafe { libc::pthread_mutex_lock(LOCK.0.get()) }, 0);
+}
+
+extern "C" fn unlock() {
+    // SAFETY: locked by this thread, or by the one whose copy it is.
+    assert_eq!(unsafe { libc::pthread_mutex_unlock(LOCK.0.get()) }, 0);
+}
+
+/// A handler takes a lock, as POSIX recommends, that other threads hold where they make arenas. It was registered
+/// before the first of those: so it ran while the heap was held, and waited for a thread that waited for the fork.
+#[test]
+#[cfg(not(target_vendor = "apple"))]
+fn handlers_of_a_fork_may_take_a_lock_that_is_held_where_arenas_are_made() {
+    if !is_one() {
+        return runs("forks::handlers_of_a_fork_may_take_a_lock_that_is_held_where_arenas_are_made");
+    }
+    // SAFETY: functions that stay; the last one ends a process that hangs.
+    unsafe {
+        assert_eq!(libc::pthread_atfork(Some(lock), Some(unlock), Some(unlock)), 0);
+        libc::alarm(100);
+    }
+    const FORKS: usize = 50;
+    let (begun, forked) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=FORKS {
+                lock();
+                begun.store(round, Ordering::Relaxed);
+                // As much as the heap grows by more than once.
+                assert!((0..128).all(|_| grow(ProcessHeap)));
+                unlock();
+                while forked.load(Ordering::Relaxed) < round {
+                    thread::yield_now();
+                }
+            }
+        });
+        for round in 1..=FORKS {
+            while begun.load(Ordering::Relaxed) < round {
+                thread::yield_now();
+            }
+            let done = ended_well(fork(|| grow(ProcessHeap)));
+            forked.store(round, Ordering::Relaxed);
+            assert!(done, "a child came to nothing");
+        }
+    });
+}
+
 extern "C" fn handler() {
     assert!(grow_both());
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use pageheap::arena::Arena;
 use pageheap::source::System;
 use pageheap::{Config, GlobalHeap, Heap, Pressure};
 
@@ -28,9 +29,10 @@ pub extern "C" fn plugin_work(seed: usize) -> bool {
             }
         }
     }
-    black_box(kept)
-        .iter()
-        .all(|block| block.iter().all(|&byte| byte == block[0]))
+    // The process's own heap is the library's, too.
+    let made = Arena::new().alloc(seed).is_ok_and(|value| *value == seed);
+    let blocks = black_box(kept);
+    made && blocks.iter().all(|block| block.iter().all(|&byte| byte == block[0]))
 }
 
 /// A block of 100 bytes with the value `byte`, which the library never frees.
