@@ -30,8 +30,8 @@
 //!
 //! A page is 8 KiB, [`Geometry::PAGE_BYTES`], unless the heap's shape says otherwise; [`PageCount::holding`] converts
 //! bytes to pages, [`PageCount::bytes`] pages to bytes, and [`Config::limit_bytes`] takes a limit in bytes. Arenas take
-//! their pages from [`arena::ProcessHeap`] unless they are given another heap (`Arena::new_in(&HEAP)`). The process's heap is separate from the program's `GlobalHeap`, and gives nothing back to
-//! the system by itself.
+//! their pages from [`arena::ProcessHeap`] unless they are given another heap (`Arena::new_in(&HEAP)`). The process's
+//! heap is separate from the program's `GlobalHeap`, and gives nothing back to the system by itself.
 //!
 //! # Giving memory back
 //!

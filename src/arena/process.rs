@@ -37,9 +37,9 @@ mod system {
     /// In the child of a fork it works, whatever the parent's other threads were doing, and so do new arenas on it. An
     /// arena that other threads were using may not: [its own lock](crate::arena#after-a-fork) may be held for ever.
     /// Pages that such a thread was just taking, giving back or releasing, or kept in a [`Cache`](crate::Cache), may be
-    /// lost to the child, and such a cache cannot be lent again. A fork costs the child a few hundred nanoseconds more for each 4 MiB that the heap has grown
-    /// to. If the library that contains this copy of the crate is unloaded, on Linux, the heap goes, except for what
-    /// arenas still hold.
+    /// lost to the child, and such a cache cannot be lent again. A fork costs the child a few hundred nanoseconds more
+    /// for each 4 MiB that the heap has grown to. If the library that contains this copy of the crate is unloaded, on
+    /// Linux, the heap goes, except for what arenas still hold.
     ///
     /// ```
     /// use pageheap::PageCount;

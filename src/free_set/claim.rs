@@ -176,8 +176,8 @@ impl<G: Shape> FreeSet<G> {
 
     /// Takes all free pages of the word that has the lowest free page. `None` is proved, as for [`claim`](Self::claim).
     ///
-    /// Cost: a swap, and with a chunk's last word, one in eight, a walk up the tree and a correction of a leaf (15 to 60
-    /// ns).
+    /// Cost: a swap, and with a chunk's last word, one in eight, a walk up the tree and a correction of a leaf (15 to
+    /// 60 ns).
     #[inline]
     pub fn claim_word(&self) -> Option<Word> {
         self.claim_word_within(PROOF_SEARCHES).map(|(word, _)| word)

@@ -405,8 +405,8 @@ impl<S: Source + 'static> GlobalHeap<S> {
         }
     }
 
-    /// With nothing of the heap's held: starts the background thread if it is time for one, provided that it will be ended before its
-    /// code is unloaded.
+    /// With nothing of the heap's held: starts the background thread if it is time for one, provided that it will be
+    /// ended before its code is unloaded.
     #[inline]
     pub(super) fn call_keeper(&self, objects: &'static Objects<S>) {
         if objects.keeper().is_wanted()

@@ -21,8 +21,8 @@
 //! The handlers are registered before the first heap opens, and by a constructor if none has opened by then, so early
 //! that those of other libraries and of `main` come later: these run before ours in the future parent, and after ours
 //! in both processes. (A program that takes a lock in such a handler, and holds it where it allocates, would otherwise
-//! wait for itself: a thread with its lock waits for the fork, and the handler for the lock. And some C libraries cannot
-//! register anything while handlers run.)
+//! wait for itself: a thread with its lock waits for the fork, and the handler for the lock. And some C libraries
+//! cannot register anything while handlers run.)
 //!
 //! **Handlers registered even earlier**, by a constructor that has not allocated anything yet, run between `before` and
 //! its partner, and may use heaps as well. All locks are held then, but by the very thread that runs the handler, and

@@ -118,8 +118,8 @@ impl Process {
     ///
     /// `this` is the address of the process's heap, which nobody uses now, or ever will.
     unsafe fn give_up(this: NonNull<()>) {
-        // SAFETY: as promised. What is moved out is no longer used at its old place, which is in a `static` and so never
-        // dropped.
+        // SAFETY: as promised. What is moved out is no longer used at its old place, which is in a `static` and so
+        // never dropped.
         unsafe { ptr::read(&raw const (*this.cast::<Self>().as_ptr()).heap).abandon() }
     }
 }

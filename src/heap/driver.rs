@@ -94,8 +94,8 @@ struct State {
     /// Pages that have gained memory since a look first found something to release, or since the last look; from the
     /// beginning once all that was there has been taken for needed, as that holds for ten seconds.
     regained: usize,
-    /// How much of [`FreeSet::passes`](crate::free_set::FreeSet::passes) is the driver's own work. (What others release,
-    /// as when the system is short of memory, counts as the program's.)
+    /// How much of [`FreeSet::passes`](crate::free_set::FreeSet::passes) is the driver's own work. (What others
+    /// release, as when the system is short of memory, counts as the program's.)
     passes: u32,
     looks: u32,
     /// The last look found the heap above its soft limit.

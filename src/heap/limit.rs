@@ -11,9 +11,9 @@
 //! Pages gain memory in only one way: when scavenged pages are allocated. So that is where they are counted (one
 //! addition, next to a page fault that costs a hundred times as much), and where a thread that exceeds the limit
 //! **assists**. It releases as many free pages as it has taken, or 2 MiB if that is more. It examines at most 64
-//! chunks, or one for each page that it has taken: some 100 µs at worst (more where the system's pages are
-//! longer, and each run that goes gains but one page), or a fraction of what its own page faults will cost. (Chunks in gaps are passed over: 20 ns each, or more where there are many gaps.) The next one goes on behind
-//! them.
+//! chunks, or one for each page that it has taken: some 100 µs at worst (more where the system's pages are longer, and
+//! each run that goes gains but one page), or a fraction of what its own page faults will cost. (Chunks in gaps are
+//! passed over: 20 ns each, or more where there are many gaps.) The next one goes on behind them.
 //!
 //! - Pages it should release but cannot find are recorded, because the layer above has stores that it can empty
 //!   ([`shortfall`](PageHeap::shortfall)).

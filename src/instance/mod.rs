@@ -102,8 +102,8 @@ type Hook<S> = fn(&Heap<S>, Layout) -> bool;
 /// Collections that own their heap together have a `SharedHeap`. (An `Arc<Heap>` is no `Allocator`: only the crate
 /// that has the trait could make it one.)
 ///
-/// Arenas may stand on a `Heap`, lent, owned or in an `Arc` ([`Backing`]): what they hold is within its limits, and they
-/// cannot outlive it.
+/// Arenas may stand on a `Heap`, lent, owned or in an `Arc` ([`Backing`]): what they hold is within its limits, and
+/// they cannot outlive it.
 ///
 /// # What it promises
 ///
