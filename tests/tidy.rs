@@ -60,7 +60,6 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/global/mod.rs",
     "src/global/pressure.rs",
     "src/global/pressure/files.rs",
-    "src/global/process.rs",
     "src/global/pthread.rs",
     "src/global/pthread/current.rs",
     "src/global/status.rs",

@@ -38,8 +38,8 @@ mod system {
     /// arena that other threads were using may not: [its own lock](crate::arena#after-a-fork) may be held for ever.
     /// Pages that such a thread was just taking, giving back or releasing, or kept in a [`Cache`](crate::Cache), may be
     /// lost to the child, and such a cache cannot be lent again. A fork costs the child a few hundred nanoseconds more
-    /// for each 4 MiB that the heap has grown to. If the library that contains this copy of the crate is unloaded, on
-    /// Linux, the heap goes, except for what arenas still hold.
+    /// for each 4 MiB that the heap has grown to. If the library that contains this copy of the crate is unloaded,
+    /// the heap stays, with all its addresses, and nobody uses it again.
     ///
     /// ```
     /// use pageheap::PageCount;

@@ -19,12 +19,13 @@
 //! doing.
 //!
 //! The handlers are registered before the first heap opens, and by a constructor if none has opened by then, so early
-//! that those of other libraries and of `main` come later: these run before ours in the future parent, and after ours
+//! that those of `main`, and of most libraries, come later: these run before ours in the future parent, and after ours
 //! in both processes. (A program that takes a lock in such a handler, and holds it where it allocates, would otherwise
 //! wait for itself: a thread with its lock waits for the fork, and the handler for the lock. And some C libraries
 //! cannot register anything while handlers run.)
 //!
-//! **Handlers registered even earlier**, by a constructor that has not allocated anything yet, run between `before` and
+//! **Handlers registered even earlier**, by the constructor of another library, or by a program that loads the library
+//! which contains this copy of the crate later, run between `before` and
 //! its partner, and may use heaps as well. All locks are held then, but by the very thread that runs the handler, and
 //! nothing is under way beneath them. So to that thread, and to no other, a lock held for a fork is free
 //! (`sync/lock.rs`): whatever it calls here finds things as any call does, and leaves them so. In the child this comes
@@ -39,8 +40,8 @@
 //!   of them makes, before it has returned from there.
 //!
 //! (To register ours first of all, from a constructor with a number, would not do: the constructors of libraries come
-//! before any of the program's. The one section that comes before those is not for libraries. On macOS there is no such
-//! constructor here: handlers registered before the first heap opens are early ones there.)
+//! before any of the program's. The one section that comes before those is not for libraries. On macOS, and some other
+//! systems, there is no such constructor here: handlers registered before the first heap opens are early ones there.)
 //!
 //! A file that a thread has open for a moment is held by no heap, but would stay open in the child forever
 //! (`source/pagemap.rs`, `pressure.rs`). So that thread is waited for before the heaps' other locks are taken, for 0.1

@@ -52,10 +52,10 @@ mod pthread;
 mod environment;
 #[cfg(all(unix, feature = "std"))]
 mod fork;
-#[cfg(all(target_os = "linux", feature = "std"))]
-mod unload;
 #[cfg(all(any(unix, windows), feature = "std"))]
 mod process;
+#[cfg(all(target_os = "linux", feature = "std"))]
+mod unload;
 
 #[cfg(all(unix, feature = "std"))]
 pub(crate) use fork::Opening;

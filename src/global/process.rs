@@ -20,7 +20,9 @@
 //!
 //! Cost of a fork: four locks, some 200 ns; in the child what `heap/fork.rs` says.
 
-use core::ptr::{self, NonNull};
+#![forbid(unsafe_code)]
+
+use core::ptr::NonNull;
 use std::sync::OnceLock;
 
 use crate::arena::ProcessHeap;
@@ -29,8 +31,6 @@ use crate::object::{Abandon, Forks, Keeper, Kin, Thread};
 use crate::source::System;
 
 use super::Opening;
-#[cfg(target_os = "linux")]
-use super::unload;
 
 /// Address space to request for the heap: 1 TiB, or a quarter of a 32-bit address space.
 const RESERVE_BYTES: usize = match 1_usize.checked_shl(40) {
@@ -61,8 +61,6 @@ impl ProcessHeap {
 
 #[cold]
 fn make() -> Option<&'static PageHeap<System>> {
-    #[cfg(target_os = "linux")]
-    unload::register();
     let opening = Opening::begin();
     let place = || {
         let heap = PageHeap::new(System, Config::new(RESERVE_BYTES)).ok()?;
@@ -106,20 +104,10 @@ impl Forks for Process {
         self.heap.recover(0);
     }
 
+    /// It stays. Its users do not register the end of their library again when `main` has begun, as those of a
+    /// `GlobalHeap` do (`unload.rs`): so a library that the program is linked with, and that another one's constructor
+    /// has called, would lose it under threads that still run.
     fn abandon(&self) -> Option<Abandon> {
-        Some(Self::give_up)
-    }
-}
-
-impl Process {
-    /// Gives back all but what arenas still hold, when the library is unloaded.
-    ///
-    /// # Safety
-    ///
-    /// `this` is the address of the process's heap, which nobody uses now, or ever will.
-    unsafe fn give_up(this: NonNull<()>) {
-        // SAFETY: as promised. What is moved out is no longer used at its old place, which is in a `static` and so
-        // never dropped.
-        unsafe { ptr::read(&raw const (*this.cast::<Self>().as_ptr()).heap).abandon() }
+        None
     }
 }

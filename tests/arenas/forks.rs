@@ -130,7 +130,12 @@ extern "C" fn unlock() {
 /// A handler takes a lock, as POSIX recommends, that other threads hold where they make arenas. It was registered
 /// before the first of those: so it ran while the heap was held, and waited for a thread that waited for the fork.
 #[test]
-#[cfg(not(target_vendor = "apple"))]
+#[cfg(any(
+    target_os = "linux",
+    target_os = "android",
+    target_os = "freebsd",
+    target_os = "netbsd"
+))]
 fn handlers_of_a_fork_may_take_a_lock_that_is_held_where_arenas_are_made() {
     if !is_one() {
         return runs("forks::handlers_of_a_fork_may_take_a_lock_that_is_held_where_arenas_are_made");
@@ -170,8 +175,8 @@ extern "C" fn handler() {
     assert!(grow_both());
 }
 
-/// Handlers registered before any heap is open run while both heaps are held for the fork, and in the child before they
-/// are whole again.
+/// What a program registers in `main` runs before the heaps are held and after they are let go, in the child, too.
+/// (Those that run in between: `tests/global_process/early_handlers.rs`.)
 #[test]
 fn handlers_of_a_fork_may_make_arenas() {
     if !is_one() {

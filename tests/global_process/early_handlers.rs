@@ -8,6 +8,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use pageheap::arena::Arena;
 use pageheap::source::System;
 use pageheap::{Config, Heap, PageCount};
 
@@ -73,6 +74,12 @@ extern "C" fn constructor() {
 fn use_heaps(seed: usize) {
     RUNS.fetch_add(1, Ordering::Relaxed);
     assert!(work(seed));
+    // On the process's own heap, which is made and grows here, too.
+    assert!(
+        [100 << 10, 5 << 20]
+            .iter()
+            .all(|&bytes| Arena::new().reserve(bytes).is_ok())
+    );
     for bytes in [1 << 20, 64 << 20] {
         let mut long: Vec<u8> = Vec::with_capacity(bytes);
         long.resize(5000, 1);

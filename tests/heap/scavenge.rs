@@ -83,7 +83,8 @@ fn a_granule_that_was_used_in_part_goes_back() {
         take(&heap, 1);
         give(&heap, 0, 1);
         assert_eq!(heap.backed(), PageCount(1));
-        assert_eq!(heap.scavenge(PageCount(usize::MAX)), PageCount(granule), "{granule}");
+        // The others have no memory.
+        assert_eq!(heap.scavenge(PageCount(usize::MAX)), PageCount(1), "{granule}");
         assert_eq!((heap.backed(), marked(&heap).len()), (PageCount(0), 1024), "{granule}");
         assert_eq!(heap.scavenge(PageCount(usize::MAX)), PageCount::ZERO, "{granule}");
     }

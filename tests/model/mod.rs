@@ -370,17 +370,13 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         if self.model.setup.granule > G::CHUNK_PAGES {
             return self.expect(released, 0, "pages released", 0);
         }
-        let idle: Vec<_> = (0..grown).filter(|&page| self.model.is_idle(page)).collect();
-        let lowest = new.first().copied().unwrap_or(grown);
-        // Some pages of a released granule may have been marked before.
-        let begin = lowest & !(self.model.setup.granule - 1);
-        let above: Vec<_> = idle.iter().copied().filter(|&page| page >= begin).collect();
-        let marked: Vec<_> = above
-            .iter()
-            .copied()
-            .filter(|&page| !self.model.scavenged[page])
+        // Some pages of a released granule may have been marked before: these are not counted.
+        let idle: Vec<_> = (0..grown)
+            .filter(|&page| self.model.is_idle(page) && !self.model.scavenged[page])
             .collect();
-        self.expect(&new, &marked, "pages released: the highest idle ones", lowest);
+        let lowest = new.first().copied().unwrap_or(grown);
+        let above: Vec<_> = idle.iter().copied().filter(|&page| page >= lowest).collect();
+        self.expect(&new, &above, "pages released: the highest idle ones", lowest);
         self.expect(released, above.len(), "pages released", lowest);
         let slack = self.model.setup.granule + (2 << 20 >> G::PAGE_SHIFT);
         let enough = released >= wanted.min(idle.len()) && released < wanted + slack;
