@@ -13,27 +13,11 @@ use pageheap::{Config, GlobalHeap, Heap, MapEntry, PageCount, PageUse};
 
 use common::addresses;
 use common::random::Random;
+use counted::Counted;
 
 mod common;
-
-/// The system, with a count of the bytes reserved.
-#[derive(Clone, Copy)]
-struct Counted(&'static AtomicIsize);
-
-// SAFETY: the system's verbs, plus a count.
-unsafe impl Verbs for Counted {
-    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
-        let reservation = System.reserve(purpose, bytes, align)?;
-        self.0.fetch_add(reservation.bytes as isize, Ordering::Relaxed);
-        Some(reservation)
-    }
-
-    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
-        self.0.fetch_sub(reservation.bytes as isize, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.unreserve(purpose, reservation) };
-    }
-}
+#[path = "common/counted.rs"]
+mod counted;
 
 fn small() -> Heap<System> {
     Heap::new(System, Config::new(addresses(1 << 30))).unwrap()

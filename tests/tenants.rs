@@ -12,14 +12,17 @@ use std::thread;
 use allocator_api2_02::alloc::Allocator;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 use pageheap::HugePages;
-use pageheap::source::{Memory, OverSystem, Purpose, Reservation, Source, System, Verbs};
+use pageheap::source::{Memory, OverSystem, System};
 use pageheap::{Config, Geometry, GlobalHeap, Heap, PageCount, PageHeap, SharedHeap};
 
 use common::{addresses, new_heap};
+use counted::Counted;
 
 #[path = "common/child.rs"]
 mod child;
 mod common;
+#[path = "common/counted.rs"]
+mod counted;
 
 const LARGE: Layout = match Layout::from_size_align(10 << 20, 8) {
     Ok(layout) => layout,
@@ -49,24 +52,6 @@ fn limits_in_bytes_are_whole_pages_of_the_heaps_own_size() {
     assert_eq!(heap(CONFIG.limit(PageCount(7)).limit_bytes(8192)).limit(), PageCount(1));
     let nothing = heap(CONFIG.limit_bytes(8191));
     assert!(nothing.allocate(SMALL).is_none());
-}
-
-/// The system, with a count of the bytes reserved; not `Clone`.
-struct Counted(&'static AtomicIsize);
-
-// SAFETY: the system's verbs, plus a count.
-unsafe impl Verbs for Counted {
-    fn reserve(&self, purpose: Purpose, bytes: usize, align: usize) -> Option<Reservation> {
-        let reservation = System.reserve(purpose, bytes, align)?;
-        self.0.fetch_add(reservation.bytes as isize, Ordering::Relaxed);
-        Some(reservation)
-    }
-
-    unsafe fn unreserve(&self, purpose: Purpose, reservation: Reservation) {
-        self.0.fetch_sub(reservation.bytes as isize, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.unreserve(purpose, reservation) };
-    }
 }
 
 /// A value that owns a heap, and collections of both versions that lie in it.
