@@ -155,7 +155,7 @@ fn a_handler_that_comes_before_the_heaps_own_may_allocate_and_free() {
     unsafe { libc::alarm(240) };
     assert!(ARE_EARLY.load(Ordering::Relaxed));
     let _load = Load::new(4);
-    let forks = if cfg!(debug_assertions) && !is_full() { 15 } else { 60 };
+    let forks = if is_full() { 60 } else { 5 };
     for round in 0..forks {
         let inherited = vec![5_u8; 30_000];
         let runs = RUNS.load(Ordering::Relaxed);
@@ -212,7 +212,7 @@ fn such_a_handler_may_be_the_first_that_a_thread_allocates_in() {
     unsafe { libc::alarm(240) };
     assert!(ARE_EARLY.load(Ordering::Relaxed));
     let _load = Load::new(2);
-    for round in 0..30 {
+    for round in 0..if is_full() { 30 } else { 9 } {
         WHERE.store([PREPARE, PARENT, CHILD][round % 3], Ordering::Relaxed);
         let (mut thread, mut id) = (MaybeUninit::uninit(), ptr::null_mut());
         // SAFETY: a thread that is joined, if there is one.

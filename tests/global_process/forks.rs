@@ -106,7 +106,7 @@ fn children_of_a_busy_process_work_free_what_they_inherit_start_threads_and_fork
         return assert!(run(name));
     }
     let _load = Load::new(6);
-    let forks = if cfg!(debug_assertions) && !is_full() { 30 } else { 250 };
+    let forks = if is_full() { 250 } else { 10 };
     for round in 0..forks {
         let inherited: Vec<Vec<u8>> = (0..300_usize)
             .map(|number| vec![5; number * number % 20_000 + 1])
