@@ -498,16 +498,25 @@ mod tests {
     use std::ptr;
 
     use super::*;
+    use crate::heap::{Config, PageHeap};
+    use crate::source::System;
 
     fn place<T>(value: &T) -> usize {
         ptr::from_ref(value).addr()
+    }
+
+    /// Not the process's heap, which takes a quarter of all addresses if pointers have 32 bits.
+    type Small = PageHeap<System>;
+
+    fn arena() -> Arena<Small> {
+        Arena::new_in(PageHeap::new(System, Config::new(32 << 20)).unwrap())
     }
 
     /// How much a scope takes: nothing, room that is there, a longer piece or another, one of its own.
     const BYTES: [usize; 5] = [0, 64, 3_000, 20_000, 200_000];
 
     /// Allocates so many bytes, by parts and at once, with objects of others in between.
-    fn fill(hand: &impl Raw, arena: &Arena, bytes: usize, others: bool) -> Result<(), ArenaError> {
+    fn fill(hand: &impl Raw, arena: &Arena<Small>, bytes: usize, others: bool) -> Result<(), ArenaError> {
         for length in [bytes / 16; 16].into_iter().chain([bytes]) {
             let start = typed::room::<u8, _>(hand, length)?;
             // SAFETY: allocated above, and so long.
@@ -521,7 +530,7 @@ mod tests {
 
     #[test]
     fn what_the_scope_of_a_guard_allocated_is_given_back() -> Result<(), ArenaError> {
-        let arena = Arena::new();
+        let arena = arena();
         let mut local = arena.local();
         let before = place(local.alloc(1_u64)?);
         for bytes in BYTES {
@@ -547,7 +556,7 @@ mod tests {
     #[test]
     fn a_leaked_guard_does_no_harm() -> Result<(), ArenaError> {
         for (bytes, others) in BYTES.into_iter().flat_map(|bytes| [(bytes, false), (bytes, true)]) {
-            let arena = Arena::new();
+            let arena = arena();
             let mut local = arena.local();
             let first = local.alloc([1_u64; 4])?;
             let checkpoint = local.checkpoint();

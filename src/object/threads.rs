@@ -472,7 +472,7 @@ mod tests {
     /// With blocks of all classes, few of them or many, in one order or another.
     #[test]
     fn a_plot_is_as_long_as_what_is_used_at_a_time() {
-        let objects = Objects::for_test(512 << 20, 64, false);
+        let objects = Objects::for_test(128 << 20, 64, false);
         // SAFETY: never destroyed.
         let own: &'static Thread = unsafe { objects.enlist().unwrap().as_ref() };
         let entered = own.enter(objects).unwrap();
