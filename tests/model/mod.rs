@@ -415,10 +415,9 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         }
         let grown = self.heap.free_set().grown();
         self.expect(grown, self.model.grown(), "pages grown", grown);
-        for page in 0..grown {
-            let naive = (self.model.is_free(page), self.model.scavenged[page]);
-            if self.bits(page) != naive {
-                self.expect(self.bits(page), naive, "free, scavenged", page);
+        for (word, (pages, scavenged)) in self.model.words().enumerate() {
+            if self.heap.free_set().words(word) != (pages, scavenged) {
+                (word * 64..grown).for_each(|page| self.compare_page(page));
             }
         }
         let stats = self.heap.stats();
@@ -428,6 +427,11 @@ impl<'h, S: Watched, G: Shape> Runner<'h, S, G> {
         self.expect(real, (used, cached, scavenged), "stats: in use, cached, scavenged", 0);
         let sum = stats.in_use.0 + stats.cached.0 + stats.free.0;
         self.expect(sum, stats.grown.0, "stats: the sum", 0);
+    }
+
+    fn compare_page(&self, page: usize) {
+        let naive = (self.model.is_free(page), self.model.scavenged[page]);
+        self.expect(self.bits(page), naive, "free, scavenged", page);
     }
 
     fn expect<T: PartialEq + std::fmt::Debug>(&self, real: T, expected: T, what: &str, page: usize) {

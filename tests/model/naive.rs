@@ -27,6 +27,13 @@ pub fn summarize(free: impl Iterator<Item = bool>) -> Triple {
     (start, max, run)
 }
 
+/// Flags as the bits of a word, the first one lowest.
+fn mask(flags: impl Iterator<Item = bool>) -> u64 {
+    flags
+        .enumerate()
+        .fold(0, |mask, (bit, flag)| mask | u64::from(flag) << bit)
+}
+
 /// Clears flags. Returns how many were set.
 fn take_flags(flags: &mut [bool]) -> usize {
     let count = flags.iter().filter(|&&flag| flag).count();
@@ -137,18 +144,30 @@ impl Model {
         self.pages.get(page) == Some(&State::Free)
     }
 
+    /// The pages, 64 in a word: those that are free, those that are scavenged.
+    pub fn words(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let free = |pages: &[State]| mask(pages.iter().map(|&state| state == State::Free));
+        let words = self.pages.chunks(64).zip(self.scavenged.chunks(64));
+        words.map(move |(pages, scavenged)| (free(pages), mask(scavenged.iter().copied())))
+    }
+
+    /// Run by run, from the lowest.
     fn first_fit(&self, wish: Wish) -> Option<usize> {
         let phase = self.setup.base >> self.setup.page_shift;
-        let mut run = 0;
-        // How many free pages follow each page, from the top; the last match found is the lowest.
-        let mut found = None;
-        for page in (0..self.grown()).rev() {
-            run = if self.is_free(page) { run + 1 } else { 0 };
-            if run >= wish.pages && (page + phase).is_multiple_of(wish.align) {
-                found = Some(page);
+        let mut from = 0;
+        while let Some(before) = self.pages[from..].iter().position(|&state| state == State::Free) {
+            let first = from + before;
+            let free = self.pages[first..]
+                .iter()
+                .take_while(|&&state| state == State::Free)
+                .count();
+            let start = (first + phase).next_multiple_of(wish.align) - phase;
+            if start + wish.pages <= first + free {
+                return Some(start);
             }
+            from = first + free;
         }
-        found
+        None
     }
 
     /// Takes pages that are free.
@@ -236,8 +255,11 @@ impl Model {
 
     /// Frees pages, or returns the first page that is free already.
     pub fn free(&mut self, start: usize, pages: usize) -> Result<(), usize> {
-        if let Some(page) = (start..start + pages).find(|&page| self.is_free(page)) {
-            return Err(page);
+        // Counted first: that takes several pages at a time, and hardly ever finds one.
+        let run = &self.pages[start..start + pages];
+        if run.iter().filter(|&&state| state == State::Free).count() > 0 {
+            let before = run.iter().take_while(|&&state| state != State::Free).count();
+            return Err(start + before);
         }
         self.pages[start..start + pages].fill(State::Free);
         Ok(())
