@@ -94,6 +94,16 @@ pub(super) struct Seized {
     pub(super) pages: usize,
 }
 
+impl Seized {
+    /// There was no structure to empty.
+    const NOTHING: Self = Self {
+        fenced: true,
+        all: true,
+        missed: false,
+        pages: 0,
+    };
+}
+
 /// Whether the heap has a keeper, and how much it might have found since it was last seen.
 #[derive(Debug)]
 pub struct Keeper {
@@ -301,12 +311,7 @@ impl<S: Source + 'static> Objects<S> {
     /// One round: a thread that begins or ends waits for it, but for at most [`PART`] of the others; a fork waits for
     /// all.
     pub(super) fn seize_threads(&self, rounds: &Rounds<'_, Thread>) -> Seized {
-        let mut sum = Seized {
-            fenced: true,
-            all: true,
-            missed: false,
-            pages: 0,
-        };
+        let mut sum = Seized::NOTHING;
         // Once, before any thread is barred: the first barrier of a process may take long.
         if !self.reaches_threads() {
             sum.fenced = false;
@@ -331,18 +336,25 @@ impl<S: Source + 'static> Objects<S> {
         self.seize_among(part, |_| Parts::ALL)
     }
 
-    /// The same for what `which` says of each structure, the same each time it is asked.
+    /// The same for what `which` says of each structure, the same each time it is asked. Without a fence if that is
+    /// nothing.
     fn seize_among(&self, part: &Registered<'_, Thread>, which: impl Fn(&Thread) -> Parts) -> Seized {
+        let all = |visit: &mut dyn FnMut(&Thread)| {
+            part.for_each_holding(|thread| {
+                if which(thread).any() {
+                    visit(thread);
+                }
+            });
+        };
+        let mut any = false;
+        all(&mut |_| any = true);
+        if !any {
+            return Seized::NOTHING;
+        }
         self.heap.count_barrier();
         let (mut bare, mut at_work, mut missed, mut pages) = (true, false, false, 0);
         let fenced = seize(
-            |visit| {
-                part.for_each(|thread| {
-                    if which(thread).any() {
-                        visit(thread);
-                    }
-                })
-            },
+            all,
             |thread: &Thread| {
                 pages += self.empty_seized(thread, which(thread));
                 bare &= thread.is_bare();
@@ -366,7 +378,7 @@ impl<S: Source + 'static> Objects<S> {
     fn seize_resting(&self, rounds: &Rounds<'_, Thread>) {
         let mut any = false;
         rounds.go(PART, |part| {
-            part.for_each(|thread| any |= thread.listing().resting().note(thread.prints()).any());
+            part.for_each_holding(|thread| any |= thread.listing().resting().note(thread.prints()).any());
             true
         });
         // Once, before any thread is barred, as above.
@@ -375,9 +387,8 @@ impl<S: Source + 'static> Objects<S> {
         }
         let _pass = self.heap.pass();
         rounds.go(PART, |part| {
-            let (mut resting, rests) = (false, |thread: &Thread| thread.listing().resting().parts());
-            part.for_each(|thread| resting |= rests(thread).any());
-            !resting || self.seize_among(part, rests).fenced
+            self.seize_among(part, |thread| thread.listing().resting().parts())
+                .fenced
         });
     }
 
@@ -385,7 +396,7 @@ impl<S: Source + 'static> Objects<S> {
     fn empty_vacant(&self, rounds: &Rounds<'_, Thread>) {
         let _pass = self.heap.pass();
         rounds.go(PART, |part| {
-            part.for_each(|thread| {
+            part.for_each_holding(|thread| {
                 if thread.listing().unload() {
                     self.empty(thread, None);
                     self.give_plot(thread, None);

@@ -1,6 +1,7 @@
 //! Tests: a thread preempted with a class lock held blocks nobody; one at work on its magazines keeps the keeper awake;
 //! one preempted while it seizes structures keeps others from ending, but no longer than that; a request that would be
-//! refused waits for one with a full shelf; and those that sleep in a busy program keep nothing for long.
+//! refused waits for one with a full shelf; those that sleep in a busy program keep nothing for long; and those that
+//! have ended cost nothing.
 //!
 //! The test itself holds the lock, so a thread that waited for it would wait forever.
 
@@ -463,5 +464,36 @@ fn threads_that_rest_while_another_works_keep_nothing() {
         assert!(sleepers[0].prints().any() && !sleepers[1].prints().any());
     }
     assert!(slots(worker) > 0, "it has worked all the time");
+    objects.check().unwrap();
+}
+
+/// A program that had many threads once has their structures for ever.
+#[test]
+fn structures_that_have_been_emptied_cost_a_refusal_nothing() {
+    let (objects, small) = (heap(), Layout::new::<[u8; 64]>());
+    let enlist = || objects.enlist().expect("room for a structure");
+    let threads: Vec<_> = (0..1000).map(|_| enlist()).collect();
+    let (last, others) = threads.split_last().unwrap();
+    for &thread in others {
+        // SAFETY: never destroyed; this thread uses it, and no longer when it has ended.
+        unsafe {
+            let entered = thread.as_ref().enter(objects).unwrap();
+            let block = objects.allocate(&entered, small).unwrap();
+            objects.free(&entered, block, small);
+            drop(entered);
+            Thread::end(thread);
+        }
+    }
+    let fences = || {
+        let fences = || objects.stats().pages.calls.barrier;
+        let before = fences();
+        // SAFETY: as above.
+        let entered = unsafe { last.as_ref() }.enter(objects).unwrap();
+        assert!(objects.allocate(&entered, Layout::new::<[u8; 31 << 20]>()).is_none());
+        fences() - before
+    };
+    // The first one empties them.
+    let (first, second) = (fences(), fences());
+    assert!(second < 10, "{first}, then {second} fences");
     objects.check().unwrap();
 }

@@ -11,9 +11,9 @@
 //! class locks under it. A fork takes class locks first. So that the two cannot deadlock, both first take the rounds
 //! lock, which is outside all of these.
 //!
-//! A seizer visits every structure, in use or not. So a thread that takes a structure must still
-//! [enter](crate::sync::Owner::enter) it, or a magazine by its [`Stake`](crate::sync::Stake), before it touches what
-//! is inside.
+//! A seizer visits every structure, in use or not, but for those that are vacant and have been emptied. So a thread
+//! that takes a structure must still [enter](crate::sync::Owner::enter) it, or a magazine by its
+//! [`Stake`](crate::sync::Stake), before it touches what is inside.
 //!
 //! A structure that is being emptied is not vacant meanwhile, but keeps its place in that list, which `take` passes
 //! over.
@@ -90,6 +90,11 @@ impl<T> Listing<T> {
     /// Which parts of what its user keeps have been the same lately. With the register's lock held.
     pub fn resting(&self) -> &Resting {
         &self.resting
+    }
+
+    /// Whether nobody uses it, nor has left anything in it. With the register's lock held.
+    fn is_spent(&self) -> bool {
+        self.is_vacant() && !self.laden.get()
     }
 
     /// Whether nobody uses it. With the register's lock held.
@@ -423,6 +428,16 @@ impl<T: Listed> Registered<'_, T> {
         // SAFETY: we hold the lock, and they are of this register.
         unsafe { visit_between(self.first, self.behind, visit) };
     }
+
+    /// The same for those in which something may be: not those that nobody uses and that have been emptied. A program
+    /// that had ten thousand threads once has so many of these for ever.
+    pub fn for_each_holding(&self, mut visit: impl FnMut(&T)) {
+        self.for_each(|thread| {
+            if !thread.listing().is_spent() {
+                visit(thread);
+            }
+        });
+    }
 }
 
 #[cfg(test)]
@@ -493,6 +508,26 @@ mod tests {
             (count, last) = (count + 1, Some(desk));
         }
         count
+    }
+
+    #[test]
+    fn structures_that_hold_nothing_are_passed_over() {
+        let looks = Cell::new(0);
+        let desks = desks(5, &looks);
+        let register = with_laden(&desks[..4]);
+        register.add(NonNull::from(&desks[4]), Caller::current());
+        let holding = || {
+            let mut holding = Vec::new();
+            let all = register.hold_all();
+            all.for_each_holding(|desk| holding.extend(desks.iter().position(|other| ptr::eq(desk, other))));
+            holding
+        };
+        assert_eq!(holding(), [4, 3, 2, 1, 0]);
+        let in_hand = register.take_laden(None).unwrap();
+        assert!(ptr::eq(in_hand, &desks[3]) && desks[0].listing.unload());
+        assert_eq!(holding(), [4, 3, 2, 1]);
+        register.give(NonNull::from(in_hand));
+        assert_eq!(holding(), [4, 2, 1]);
     }
 
     #[test]

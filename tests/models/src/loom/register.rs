@@ -133,13 +133,13 @@ impl Office {
         let mut papers = 0;
         rounds.go(1, |part| {
             seize(
-                |visit| part.for_each(visit),
+                |visit| part.for_each_holding(visit),
                 |desk: &Desk| papers += desk.empty(),
                 |_| (),
             )
         });
         rounds.go(1, |part| {
-            part.for_each(|desk| {
+            part.for_each_holding(|desk| {
                 if desk.listing.unload() {
                     papers += desk.empty();
                 }
