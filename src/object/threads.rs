@@ -68,7 +68,8 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Lends a cache to a thread. An idle thread cannot be asked for what its cache holds, so the words of all caches
-    /// together are limited to a fraction of the heap; threads beyond that get none.
+    /// together are limited to a fraction of the heap; threads beyond that get none for as long as they live (16 in a
+    /// heap of 64 MiB), and take each span, and each run, from the heap itself.
     fn lend(&self) -> Option<usize> {
         let most = self.heap.limit().0 / WORD_PAGES / CACHED_PART;
         // Relaxed, twice: a number by itself.

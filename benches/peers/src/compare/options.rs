@@ -11,7 +11,8 @@ compare --idle SECONDS [OPTION]...  the idle test instead: free all memory, and 
 
   --allocators A,B    only these: pageheap, glibc, mimalloc2, mimalloc3, jemalloc, snmalloc, rpmalloc, rusty_alloc,
                       talc, tcmalloc, pageheap-no-thread
-  --groups G,H        only these: pairs, random, bulk, growth, threads, handoff, programs, shapes, scaling, sawtooth
+  --groups G,H        only these: pairs, random, bulk, growth, threads, handoff, programs, shapes, crowds, scaling,
+                      sawtooth
   --workloads V,W     only these, or these too (target/peers/pageheap lists them)
   --rounds N          runs of each workload on each allocator (3)
   --patience SECONDS  the longest a run may take (60)

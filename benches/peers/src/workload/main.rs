@@ -11,6 +11,7 @@
 mod allocator;
 mod block;
 mod crew;
+mod crowds;
 mod idle;
 mod meter;
 mod programs;
@@ -125,6 +126,18 @@ workloads! {
         "handoff-100k" 2_000_000 threaded::producer_consumer(1, 16, Some(100_000));
         "handoff-1m" 500_000 threaded::producer_consumer(1, 16, Some(1_000_000));
         "handoff-large" 500_000 threaded::large_buffers();
+    }
+    // Threads that are in each other's way, and what else no cache may be made for.
+    "crowds" {
+        "buffers" 4_000_000 crowds::buffers_beside(0);
+        "buffers-idle-250" 4_000_000 crowds::buffers_beside(250);
+        "fan-out-32" 1_000_000 crowds::fan_out(32);
+        "neighbours-1k" 20_000_000 crowds::neighbours(1 << 10);
+        "neighbours-4k" 20_000_000 crowds::neighbours(4 << 10);
+        "pair-2m-2t" 1_000_000 threaded::pairs(2, 2 << 20);
+        "aligned-16k" 2_000_000 single::room::<single::Large>();
+        "bulk-40k" 500_000 Box::new(single::bulk(40 << 10, 500));
+        "bulk-1k-2t" 8_000_000 threaded::bulk(2, 1 << 10, 32_768);
     }
     // The workloads of threads on 4 and 16 of them, for machines with as many processors.
     "scaling" {

@@ -36,6 +36,20 @@ impl Line {
     pub const ZERO: Self = Self(0);
 }
 
+/// As long as it is aligned: a buffer for a device, or another allocator's pages.
+#[derive(Debug)]
+#[repr(align(16384))]
+pub struct Large(#[expect(dead_code, reason = "only its address is of interest")] u8);
+
+/// Room for one `T`, which is not written. An operation is an allocation and its free.
+pub fn room<T: 'static>() -> Work {
+    Box::new(|ops| {
+        for _ in 0..ops {
+            drop(black_box(Vec::<T>::with_capacity(black_box(1))));
+        }
+    })
+}
+
 /// A vector of much room for few bytes, which gives back what it does not need. An operation is that and its free.
 pub fn shrink(room: usize, bytes: usize) -> Work {
     Box::new(move |ops| {

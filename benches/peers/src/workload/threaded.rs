@@ -89,14 +89,14 @@ pub fn larson(threads: usize) -> Work {
 /// A bounded queue under a lock, because the items are few and large. A thread waits only because the queue is empty
 /// or full, so a wake-up is needed only when it stops being so.
 #[derive(Debug)]
-struct Queue<T> {
+pub struct Queue<T> {
     items: Mutex<VecDeque<T>>,
     changed: Condvar,
     bound: usize,
 }
 
 impl<T> Queue<T> {
-    fn new(bound: usize) -> Arc<Self> {
+    pub fn new(bound: usize) -> Arc<Self> {
         let items = Mutex::new(VecDeque::with_capacity(bound));
         Arc::new(Self {
             items,
@@ -105,7 +105,7 @@ impl<T> Queue<T> {
         })
     }
 
-    fn send(&self, item: T) {
+    pub fn send(&self, item: T) {
         let mut items = self.items.lock().expect("no panic");
         while items.len() == self.bound {
             items = self.changed.wait(items).expect("no panic");
@@ -116,7 +116,7 @@ impl<T> Queue<T> {
         }
     }
 
-    fn receive(&self) -> T {
+    pub fn receive(&self) -> T {
         let mut items = self.items.lock().expect("no panic");
         loop {
             if let Some(item) = items.pop_front() {
