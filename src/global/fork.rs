@@ -13,6 +13,13 @@
 //! over. All other locks are held only for this crate's own work and for a source's; a source may allocate from heaps
 //! that were opened before its own, which are held after it.
 //!
+//! **Of other copies of the crate** in the process none of that is known. Each has its own handlers, which hold its
+//! heaps all at once, those of one copy after those of another, by the order of the constructors below and not that in
+//! which heaps opened. So a source or a clock must not allocate from another copy's heap: the fork may hold that
+//! already while it waits here for the source. (Copies in libraries could register when their first heap opens, which
+//! is the order of use. But then the handlers of `main` would be earlier than theirs, with all that is said of such
+//! below.)
+//!
 //! POSIX guarantees little to the forked child of a multi-threaded program. What a lock guards is consistent if its
 //! holder was waited for, which is done here (`pthread_atfork`). What is done without locks is repaired in the child.
 //! So the child can allocate, free what it inherited, start threads and fork again, whatever the parent's threads were

@@ -44,8 +44,9 @@ use super::scan::Released;
 /// A closure that returns a [`Duration`] is one. The clock may be coarse, stand still or jump: that only makes memory
 /// go back sooner or later. It may allocate and free, also from the heap that calls it. If it unwinds, so does `tick`,
 /// and forgets what the step was to tell the next ones; the heap stays consistent. It must not fork, nor wait for a
-/// thread that does. A clock that scavenges other heaps (`tick`, `release`) delays forks meanwhile; several such clocks
-/// that scavenge each other's heaps delay them for as long as they continue.
+/// thread that does, as an allocation from a heap of another copy of this crate may. A clock that scavenges other heaps
+/// (`tick`, `release`) delays forks meanwhile; several such clocks that scavenge each other's heaps delay them for as
+/// long as they continue.
 pub trait Clock {
     /// Elapsed time since an arbitrary moment; it also advances while no thread works.
     fn now(&self) -> Duration;

@@ -159,6 +159,9 @@ impl Reservation {
 ///   ever. That of arenas without one of their own is a heap, too: call
 ///   [`ProcessHeap::get`](crate::arena::ProcessHeap::get) before. (Both are also called later: when threads meet that
 ///   share a heap's structures.)
+/// * That holds for heaps of the same copy of the crate. In a process that forks they must not allocate from another
+///   copy's, as when that is the program's global allocator and the source is in a library with a copy of its own: the
+///   fork may hold that heap already while it waits for this verb.
 /// * They should return within milliseconds. While `release` is at work on pages, no thread can allocate them, and a
 ///   fork waits for it; an allocating thread waits for `prepare`.
 /// * On Windows they must not need the loader: they are also called by threads that end, under its lock.
