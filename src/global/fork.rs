@@ -45,6 +45,9 @@
 //!   wait for what this thread holds.
 //! - They must not wait for another thread that uses a heap: it waits for them. Nor must the child of a fork that one
 //!   of them makes, before it has returned from there.
+//! - In the child they must start no thread that uses a heap of pages or an arena before the fork has returned. That
+//!   thread needs no lock, so it would not wait for `recover`, which takes whoever is inside a turnstile for one of the
+//!   parent's, and counts it out. It would count itself out again, and no refusal there would be proved any more.
 //!
 //! (To register ours first of all, from a constructor with a number, would not do: the constructors of libraries come
 //! before any of the program's. The one section that comes before those is not for libraries. On macOS, and some other

@@ -133,7 +133,8 @@ const CACHES: usize = 1 << 14;
 /// * `fork`: the child can allocate, free what it inherited, start threads and fork again, whatever the parent's other
 ///   threads were doing. What those threads held in caches and magazines is lost to the child. Handlers of
 ///   `pthread_atfork` may use the heap too. (One that a constructor has registered before the process's first
-///   allocation must not wait for other threads that use it, and nor must a child that it makes, before it returns.)
+///   allocation must not wait for other threads that use it, and nor must a child that it makes, before it returns; and
+///   in the child it must start no thread that uses an arena or a `PageHeap`.)
 ///
 /// # What it takes
 ///
