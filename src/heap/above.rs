@@ -57,14 +57,17 @@ impl Above for Nothing {}
 
 #[cfg(test)]
 mod tests {
-    use core::cell::Cell;
+    extern crate std;
+
+    use core::cell::{Cell, RefCell};
     use core::time::Duration;
+    use std::vec::Vec;
 
     use super::*;
     use crate::free_set::Request;
-    use crate::heap::{Config, PageHeap};
+    use crate::heap::{Clock, Config, PageHeap};
     use crate::source::{Simulated, Verb};
-    use crate::units::PageCount;
+    use crate::units::{PageCount, PageIndex, PageRun};
 
     /// A layer that counts how often it is asked.
     #[derive(Default)]
@@ -158,6 +161,58 @@ mod tests {
             world.above.settles.set(false);
             world.tick();
         }
+    }
+
+    /// A layer that notes whether it is asked for all that it keeps.
+    #[derive(Default)]
+    struct Trimmed(RefCell<Vec<bool>>);
+
+    impl Above for Trimmed {
+        fn trim(&self, all: bool) -> bool {
+            self.0.borrow_mut().push(all);
+            true
+        }
+    }
+
+    /// The time on a slow machine: each part of a tick takes half a millisecond.
+    struct Slow(Cell<Duration>);
+
+    impl Clock for Slow {
+        fn now(&self) -> Duration {
+            self.0.get()
+        }
+
+        fn work(&self) -> Duration {
+            self.0.set(self.0.get() + Duration::from_micros(500));
+            self.0.get()
+        }
+    }
+
+    /// A program takes a few pages between looks while its excess goes, and falls silent. With each look there are
+    /// fewer free pages, and at some time less than ten times as many as it took.
+    #[test]
+    fn the_scavengers_own_work_is_no_sign_of_life() {
+        let (free, few) = (64 * 512, PageCount(20));
+        let heap = PageHeap::new(Simulated::new(4096), Config::new(1 << 30)).unwrap();
+        let (above, clock) = (Trimmed::default(), Slow(Cell::new(Duration::from_secs(1))));
+        let look = || {
+            heap.tick_with(&clock, &above);
+            clock.0.set(clock.0.get() + Duration::from_millis(250));
+        };
+        let run = heap.allocate(PageCount(free)).unwrap();
+        heap.set.release(run.start().0, free).unwrap();
+        // For ten seconds it keeps all.
+        for taken in 0..60 {
+            look();
+            let behind = PageIndex(free + taken * few.0);
+            heap.allocate_at(PageRun::new(behind, few).unwrap()).unwrap();
+        }
+        above.0.borrow_mut().clear();
+        (0..60).for_each(|_| look());
+        let trims = above.0.borrow();
+        let mut silent = trims.iter().skip_while(|&&all| !all);
+        assert!(silent.clone().count() > 10 && silent.all(|&all| all), "{trims:?}");
+        assert_eq!(heap.backed(), PageCount(60 * few.0), "all that is free has gone");
     }
 
     /// What nobody has asked for must not pass for pages in use.

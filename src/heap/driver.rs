@@ -373,9 +373,10 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let mut look = self.see(activity(), state.retention.turns(now), false);
         let backed = look.live + look.idle;
         // A program that grows takes a little more. If much comes again while the excess goes, all of it was needed.
+        // (Not if nothing comes: what is idle becomes less by the releasing, too.)
         let more = backed.saturating_sub(state.backed);
         state.regained = state.regained.saturating_add(more);
-        let all = state.regained > look.idle / 10;
+        let all = more > 0 && state.regained > look.idle / 10;
         let needed = if all { backed } else { look.live + more };
         let Advice { keep, silent: quiet } = state.retention.look(now, look.live, needed, look.print);
         state.looks = state.looks.wrapping_add(1);
