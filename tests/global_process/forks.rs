@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use pageheap::source::System;
+use pageheap::source::{Source, System};
 use pageheap::{Config, Heap, PageCount};
 
 use super::*;
@@ -311,6 +311,37 @@ fn a_heap_that_another_thread_was_alone_with_is_good_in_the_child() {
             over.store(true, Ordering::Relaxed);
         });
     }
+}
+
+/// Holes between blocks are counted anew in the child, unless the parent has none.
+#[test]
+fn a_child_has_the_holes_of_its_parent() {
+    if !is_child() {
+        return assert!(run("forks::a_child_has_the_holes_of_its_parent"));
+    }
+    let (heap, layout) = (
+        Heap::new(System, Config::new(1 << 26)).unwrap(),
+        Layout::new::<[u8; 9000]>(),
+    );
+    let block = || heap.allocate(layout).unwrap();
+    let holes = || heap.stats().pages.holes.0;
+    let is_right_in_a_child = || {
+        let before = holes();
+        ended_well(fork(|| heap.check().is_ok() && holes() == before))
+    };
+    let blocks: Vec<_> = (0..2000).map(|_| block()).collect();
+    assert!(holes() == 0 && is_right_in_a_child());
+    // SAFETY: allocated above, with this layout; each is freed once.
+    let free = |block: &std::ptr::NonNull<u8>| unsafe { heap.free(*block, layout) };
+    blocks.iter().step_by(2).for_each(free);
+    heap.release(usize::MAX);
+    // (Some systems cannot release parts of what is in use.)
+    assert!(holes() > 500 || System.granule() > 4096);
+    assert!(is_right_in_a_child());
+    while holes() > 0 {
+        block();
+    }
+    assert!(is_right_in_a_child());
 }
 
 /// A refused thread empties the caches of others: it takes the register's lock, then the classes' locks; a fork takes
