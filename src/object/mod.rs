@@ -270,7 +270,8 @@ impl<S: Source + 'static> Objects<S> {
     // ---------------------------------------------------------------------------------------------------------
 
     /// Allocates memory for `layout`. `None` if there is no room, or the layout is impossible. Does not look for a
-    /// large block on the shelf: the caller has done that, if the structure is a thread's own.
+    /// large block on the shelf, unless it is aligned to more than a page: the caller has done that, if the structure
+    /// is a thread's own.
     pub fn allocate(&self, thread: &Thread, layout: Layout) -> Option<NonNull<u8>> {
         match SizeClass::of(layout.size(), layout.align()) {
             Some(class) => self.allocate_slot(thread, class),
@@ -338,8 +339,8 @@ impl<S: Source + 'static> Objects<S> {
     // ---- freeing
     // ------------------------------------------------------------------------------------------------------------
 
-    /// Takes memory back. Does not put a large block on the shelf: the caller has tried that, if the structure is a
-    /// thread's own.
+    /// Takes memory back. Does not put a large block on the shelf, unless it is aligned to more than a page: the caller
+    /// has tried that, if the structure is a thread's own.
     ///
     /// # Safety
     ///
@@ -360,8 +361,9 @@ impl<S: Source + 'static> Objects<S> {
 
     /// Resizes memory of `layout` to `size` bytes, in place or elsewhere; the bytes up to the shorter length are kept.
     /// `None` if there is no room; then nothing has changed. If the block leaves a run, that goes to the heap (or
-    /// aside), not on the shelf, so that blocks near it can grow. (A large block that becomes a slot seldom comes here:
-    /// if there is a slot in the magazine, `global/calls.rs` moves it, and its run goes on the shelf.)
+    /// aside), not on the shelf, so that blocks near it can grow; one aligned to more than a page goes there all the
+    /// same. (A large block that becomes a slot seldom comes here: if there is a slot in the magazine,
+    /// `global/calls.rs` moves it, and its run goes on the shelf.)
     ///
     /// Contents longer than a slot are left to the caller ([`Moved::To`]), who copies them when it has left the
     /// structure: some 100 MiB take longer than a thread that may need what lies in the structure waits. (If another

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   up to 1 MiB   ─▶ this thread's shelf ─▶ lots ─▶ cache of pages, or heap  a run freed lately, as it is
+//!     and aligned ─▶ the same ──────────────────────▶ heap                   the same, if it is aligned
 //!   up to 64 MiB  ─▶ aside ─────────────────────────▶ heap                   the same, if it has just this length
 //!   more, aligned ──────────────────────────────────▶ heap
 //! ```
@@ -133,8 +134,13 @@ impl<S: Source + 'static> Objects<S> {
         Some(used(PageRun::known(start.0, length.pages())))
     }
 
-    /// Allocates a large block that no shelf had.
+    /// Allocates a large block that no shelf had, or one aligned to more than a page, which is sought there now.
     pub(super) fn allocate_run(&self, thread: &Thread, layout: Layout) -> Option<Allocation> {
+        if layout.align() > PAGE_BYTES
+            && let Some(run) = self.aligned_from_shelf(thread, layout)
+        {
+            return Some(used(run));
+        }
         let pages = pages_for(layout);
         if let Some(memory) = self.take_from_aside(layout) {
             return Some(used(PageRun::known(self.spans.page_of(memory).0, pages.0)));
@@ -203,6 +209,28 @@ impl<S: Source + 'static> Objects<S> {
         Some(head)
     }
 
+    /// A block aligned to more than a page, if the run of just so many pages that leaves the shelf next is aligned:
+    /// most often the last such block to be freed.
+    fn aligned_from_shelf(&self, thread: &Thread, layout: Layout) -> Option<PageRun> {
+        let length = Length::exactly(pages_for(layout).0).filter(|_| is_entered(layout))?;
+        let is_aligned = |start| self.spans.address(start).addr().get().is_multiple_of(layout.align());
+        let [held, listed] = thread.shelf().next_of(length);
+        // SAFETY: the structure is as `Objects::free` asks.
+        let memory = unsafe {
+            if held.is_some_and(is_aligned) {
+                self.take_from_hand(thread, length)
+            } else if listed.is_none_or(is_aligned) {
+                // Also if there is none: that counts as a request.
+                self.take_from_list(thread, length)
+            } else {
+                None
+            }
+        };
+        let run = PageRun::known(self.spans.page_of(memory?).0, length.pages());
+        self.enter(run, layout);
+        Some(run)
+    }
+
     /// Whether a large block of this layout could be allocated if everything else were free.
     pub fn fits(&self, layout: Layout) -> bool {
         self.heap.fits(pages_for(layout), layout.align())
@@ -251,7 +279,7 @@ impl<S: Source + 'static> Objects<S> {
         )
     }
 
-    /// Frees a large block, bypassing the shelf.
+    /// Frees a large block. If it has a length, it bypasses the shelf.
     ///
     /// # Safety
     ///
@@ -265,13 +293,22 @@ impl<S: Source + 'static> Objects<S> {
         if layout.align() <= PAGE_BYTES
             && let Some(Room::Run(run)) = self.take_room(memory, layout.size())
         {
-            self.free_roomy_run(thread, run);
+            self.free_to_shelf(thread, run);
             return;
         }
         let run = self.run_of(memory, layout);
-        if is_entered(layout) && !self.spans.entry(run.start()).leave_large(Length::of(layout)) {
-            // Another thread has freed it since.
-            self.refuse_large(memory, layout);
+        if is_entered(layout) {
+            let entry = self.spans.entry(run.start());
+            if !entry.leave_large(Length::of(layout)) {
+                // Another thread has freed it since.
+                self.refuse_large(memory, layout);
+            }
+            if layout.align() > PAGE_BYTES {
+                // On a shelf it is a run like any other.
+                entry.enter_large(run.pages().0, Length::exactly(run.pages().0));
+                self.free_to_shelf(thread, run);
+                return;
+            }
         }
         self.free_run(thread.cache(), run);
     }
@@ -307,9 +344,10 @@ impl<S: Source + 'static> Objects<S> {
         thread.shelf().share(self.share_of_shelf());
     }
 
-    /// Frees a run that held a roomy block. (Also onto the shelf of the shared structure, from which threads of a
-    /// `GlobalHeap` take little: whoever needs the pages empties it.)
-    pub(super) fn free_roomy_run(&self, thread: &Thread, run: PageRun) {
+    /// Frees a run that held a block which the caller of [`free`](Self::free) could not shelve: a roomy one, or one
+    /// aligned to more than a page. It is entered as a large block of the run's length. (Also onto the shelf of the
+    /// shared structure, from which threads of a `GlobalHeap` take little: whoever needs the pages empties it.)
+    pub(super) fn free_to_shelf(&self, thread: &Thread, run: PageRun) {
         if !self.shelve(thread, self.spans.address(run.start()), Length::exactly(run.pages().0)) {
             self.spans.entry(run.start()).leave();
             self.free_run(thread.cache(), run);

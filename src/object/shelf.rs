@@ -7,7 +7,10 @@
 //!                 └▶ 9000 ─▶ ∅                                       linked through the table
 //! ```
 //!
-//! Blocks longer than 128 pages (see `aside.rs`), or aligned to more than a page, are never shelved (`length.rs`).
+//! Blocks longer than 128 pages are never shelved (see `aside.rs`). One that is aligned to more than a page gets
+//! exactly the pages it needs (`length.rs`). If that is a length, its run is shelved like any other when it is freed;
+//! and such a block is the run in the hand, or the first one on the list, if that happens to be aligned. So runs of one
+//! to four pages, too, come here.
 //!
 //! **The hand** holds one run of each length. A program that alternately allocates and frees one large block finds it
 //! there, and no link is written or followed: a free takes two stores, an allocation two. All hands together hold up
@@ -176,6 +179,15 @@ impl Shelf {
     /// Whether there is a run of this length on its list.
     pub fn is_listed(&self, length: Length) -> bool {
         self.lists.get(length.index()).is_some_and(|list| list.get().is_some())
+    }
+
+    /// The first pages of the runs of this length that leave next: that in the hand, and that on its list.
+    pub fn next_of(&self, length: Length) -> [Option<PageIndex>; 2] {
+        let index = length.index();
+        [
+            self.hands.get(index).and_then(|hand| hand.0.get()),
+            self.lists.get(index).and_then(Link::get),
+        ]
     }
 
     /// Takes the latest run of this length off its list, if there is one, and returns its first page. Counts as a

@@ -101,7 +101,7 @@ impl<S: Source + 'static> Objects<S> {
                 Some(flag) => flag.raise(),
                 None => match self.take_room(slot, class.bytes()) {
                     Some(Room::Slot(longer)) => class = longer,
-                    Some(Room::Run(run)) => return self.free_roomy_run(thread, run),
+                    Some(Room::Run(run)) => return self.free_to_shelf(thread, run),
                     None => self.abort_flagged(slot, class),
                 },
             }

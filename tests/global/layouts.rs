@@ -50,6 +50,56 @@ fn large_alignments_are_met_or_refused() {
     }
 }
 
+/// What a thread frees that is aligned to more than a page is what it gets next, and it does not touch page after page.
+/// (In the checked build a block has a seal beside it, and few of them are as long as a run on a shelf.)
+#[cfg(not(feature = "checks"))]
+#[test]
+fn aligned_blocks_are_those_freed_last() {
+    static HEAP: GlobalHeap = new_heap();
+    for (size, align) in [
+        (8, 16384),
+        (16384, 16384),
+        (40960, 32768),
+        (65536, 65536),
+        (1 << 20, 1 << 20),
+    ] {
+        let wanted = layout(size, align);
+        let some = || {
+            (0..4)
+                .map(|seed| Block::new(&HEAP, wanted, seed).unwrap())
+                .collect::<Vec<_>>()
+        };
+        let free = |blocks: Vec<Block>| {
+            let places: std::collections::BTreeSet<_> = blocks.iter().map(|block| block.memory).collect();
+            blocks.into_iter().for_each(|block| block.free(&HEAP));
+            places
+        };
+        // What is asked for is accepted from then on.
+        free(some());
+        let places = free(some());
+        for _ in 0..100 {
+            assert_eq!(free(some()), places, "{wanted:?}");
+        }
+    }
+    HEAP.check().unwrap();
+}
+
+/// Blocks of one length, of which some happen to be aligned: what lies in the hand and on the list is looked at.
+#[test]
+fn an_aligned_block_is_none_that_happens_to_be_as_long() {
+    static HEAP: GlobalHeap = new_heap();
+    let aligned = [8, 16384, 65536].map(|align| layout(40960, align));
+    let (mut blocks, mut random) = (Vec::new(), Random(1));
+    for seed in 0..20_000 {
+        blocks.extend(Block::new(&HEAP, aligned[random.below(3)], seed as u8));
+        if blocks.len() > 6 || random.below(2) == 0 {
+            blocks.swap_remove(random.below(blocks.len())).free(&HEAP);
+        }
+    }
+    blocks.into_iter().for_each(|block| block.free(&HEAP));
+    HEAP.check().unwrap();
+}
+
 #[test]
 fn impossible_layouts_get_null_and_change_nothing() {
     static HEAP: GlobalHeap = new_heap();

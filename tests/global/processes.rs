@@ -331,6 +331,20 @@ aborts! {
         // SAFETY: none: this is the misuse to be detected.
         unsafe { heap.dealloc(block.memory, layout(100_000, 8)) };
     };
+    a_large_block_aligned_to_pages_from_the_shelf_is_not_freed_as_any_other: "with the wrong layout", |heap| {
+        Block::new(heap, layout(1 << 16, 1 << 16), 0).unwrap().free(heap);
+        let block = Block::new(heap, layout(1 << 16, 1 << 16), 0).unwrap();
+        // SAFETY: none: this is the misuse to be detected.
+        unsafe { heap.dealloc(block.memory, layout(1 << 16, 8)) };
+    };
+    a_large_block_aligned_to_pages_is_not_freed_twice: "a large block was freed twice", |heap| {
+        let block = Block::new(heap, layout(1 << 16, 1 << 16), 0).unwrap();
+        // SAFETY: none: this is the misuse to be detected.
+        unsafe {
+            heap.dealloc(block.memory, block.layout);
+            heap.dealloc(block.memory, block.layout);
+        }
+    };
     a_large_block_of_another_heap_is_refused: "not of this heap", |heap| {
         static OTHER: GlobalHeap = GlobalHeap::new();
         let _own = Block::new(heap, layout(100_000, 8), 0).unwrap();
