@@ -408,7 +408,9 @@ impl<S: Source + 'static> Objects<S> {
             return Some(Moved::Not);
         }
         if size > layout.size() {
-            return self.allocate_grown(thread, memory, layout, new).map(Moved::To);
+            let moved = self.allocate_grown(thread, memory, layout, new).map(Moved::To);
+            // What others need, and this thread keeps, has gone to the heap by now: perhaps the pages behind the block.
+            return moved.or_else(|| self.stays(thread, memory, layout, new).then_some(Moved::Not));
         }
         let moved = self.allocate(thread, new).map(Moved::To);
         // SAFETY: the caller's promise.

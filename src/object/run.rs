@@ -303,9 +303,12 @@ impl<S: Source + 'static> Objects<S> {
                 // Another thread has freed it since.
                 self.refuse_large(memory, layout);
             }
-            if layout.align() > PAGE_BYTES {
-                // On a shelf it is a run like any other.
-                entry.enter_large(run.pages().0, Length::exactly(run.pages().0));
+            // On a shelf one that is aligned is a run like any other. (Without a length it stays out of the table: a
+            // second thread that frees it must find that it is gone.)
+            if layout.align() > PAGE_BYTES
+                && let Some(length) = Length::exactly(run.pages().0)
+            {
+                entry.enter_large(run.pages().0, Some(length));
                 self.free_to_shelf(thread, run);
                 return;
             }

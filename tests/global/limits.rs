@@ -430,6 +430,32 @@ fn what_a_heap_keeps_goes_for_blocks_that_grow_in_place_or_are_aligned() {
     assert!(stored(&heap) < before, "{before} bytes stored before");
 }
 
+/// Those on the thread's own shelf, too: they have left it for a block elsewhere, which is not to be had.
+#[test]
+#[cfg_attr(feature = "checks", ignore = "blocks always move")]
+fn a_block_grows_at_the_limit_into_pages_that_its_thread_has_freed() {
+    const BYTES: usize = 128 << 10;
+    static HEAP: GlobalHeap = new_heap().limit(8 << 20).background(false);
+    for align in [8, BYTES] {
+        let mut blocks = Vec::new();
+        while let Some(block) = Block::new(&HEAP, layout(BYTES, align), blocks.len() as u8) {
+            blocks.push(block);
+        }
+        let address = |block: &Block| block.memory.addr();
+        blocks.sort_by_key(address);
+        let pair = blocks
+            .windows(2)
+            .position(|pair| address(&pair[0]) + BYTES == address(&pair[1]));
+        let pair = pair.expect("two neighbours");
+        blocks.remove(pair + 1).free(&HEAP);
+        let before = address(&blocks[pair]);
+        assert!(blocks[pair].resize(&HEAP, 2 * BYTES), "aligned to {align}");
+        assert_eq!(address(&blocks[pair]), before);
+        blocks.into_iter().for_each(|block| block.free(&HEAP));
+        HEAP.check().unwrap();
+    }
+}
+
 /// A heap of 16 MiB, half of it free, nowhere more than 5 pages in a row, and what tears it.
 fn torn() -> (Heap<System>, Vec<NonNull<u8>>) {
     let heap = Heap::new(System, Config::new(addresses(1 << 30)).limit(PageCount(2048))).unwrap();
