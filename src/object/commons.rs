@@ -142,16 +142,6 @@ impl Commons {
         self.plan().into_iter().flat_map(Plan::others)
     }
 
-    /// How many of them have something on their shelves, if there are several.
-    pub(super) fn shelves(&self) -> usize {
-        let is_in_use = |common: &&Common| common.thread.shelf().pages() > PageCount::ZERO;
-        if self.is_spread() {
-            self.all().filter(is_in_use).count()
-        } else {
-            0
-        }
-    }
-
     /// Whoever ends a call next is to empty them: the heap is over its soft limit.
     pub(super) fn call_round(&self) {
         // Relaxed, here and below: whether it is this time or the next does not matter.

@@ -150,8 +150,11 @@ impl<S: Source + 'static> Forks for Objects<S> {
             .sum();
         self.hoard.recount(shared + own.map_or(0, |own| own.demand().bytes()));
         let cached = own.is_some_and(|own| own.cache().is_some());
-        // Relaxed: a number by itself.
+        let threads = self.commons().map(|common| &common.thread).chain(own);
+        let shelves = threads.filter(|thread| thread.shelf().has_share()).count();
+        // Relaxed, twice: a number by itself.
         self.cached.store(cached.into(), Ordering::Relaxed);
+        self.shelves.store(shelves, Ordering::Relaxed);
         let mut bytes = [0; CLASSES];
         SizeClass::all().for_each(|class| bytes[class.index()] = batch_bytes(class));
         self.spans.store.recount(&Heads(&self.spans), &bytes);
@@ -281,6 +284,26 @@ mod tests {
             other.demand().bytes() == part
         });
         assert_eq!(others.count(), threads.len() - 1);
+    }
+
+    /// Those of threads that do not exist are empty, and leave their share to the child's thread.
+    #[test]
+    fn a_child_counts_the_shelves_that_it_has() {
+        let objects = heap();
+        let large = Layout::new::<[u8; 100_000]>();
+        let threads = [(); 5].map(|()| enlist(objects));
+        threads.iter().for_each(|thread| {
+            let staying = thread.enter(objects).unwrap();
+            assert!(objects.allocate(&staying, large).is_some());
+        });
+        assert!(objects.allocate(&objects.shared(), large).is_some());
+        // Relaxed, here and below: one thread.
+        let shelves = || objects.shelves.load(Ordering::Relaxed);
+        assert_eq!(shelves(), 6);
+        be_forked(objects, Some(threads[0]));
+        assert_eq!(shelves(), 2, "its own, and the shared one");
+        be_forked(objects, None);
+        assert_eq!(shelves(), 1);
     }
 
     /// The caches of threads that do not exist can be lent again.

@@ -149,6 +149,8 @@ pub struct Objects<S: Source> {
     commons: Commons,
     /// Threads that have a cache of pages, without the first shared one.
     cached: AtomicUsize,
+    /// Shelves that have a share of what the lists of all may hold.
+    shelves: AtomicUsize,
     /// How often no thread tries to get a structure (`threads.rs`).
     unlisted: AtomicU32,
     /// Bytes of the slots and runs that hold roomy blocks (`room.rs`).
@@ -250,6 +252,7 @@ impl<S: Source + 'static> Objects<S> {
                 tables,
                 commons,
                 cached: AtomicUsize::new(0),
+                shelves: AtomicUsize::new(0),
                 unlisted: AtomicU32::new(0),
                 roomy: AtomicUsize::new(0),
                 aside: Aside::new(),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   part     shelf   up to 1 KiB   above             magazines, by the size of their slots
-//!   print     831        2037        0               of its pages, or of their counts; 0: nothing is kept
+//!   print     831        2037        0               of its pages and share, or of their counts; 0: nothing is kept
 //!   same       8          3          0               so often in a row it had been that before
 //!            rests      changes
 //! ```
@@ -76,7 +76,7 @@ impl Parts {
 pub struct Prints([u16; PARTS]);
 
 impl Prints {
-    /// Of the shelf's pages, and the slots of each class.
+    /// Of the shelf's print, and the slots of each class.
     pub fn of(shelf: usize, slots: impl Iterator<Item = (SizeClass, u32)>) -> Self {
         let mut sums = [0_u32; PARTS];
         sums[SHELF] = shelf as u32;

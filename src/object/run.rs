@@ -148,8 +148,8 @@ impl<S: Source + 'static> Objects<S> {
         if !self.fits(layout) {
             return None;
         }
-        self.share_shelves(thread);
         let run = Length::of(layout).and_then(|length| {
+            self.share_shelves(thread);
             self.take_lot(thread, length)
                 .map(|start| PageRun::known(start.0, length.pages()))
                 .or_else(|| self.cut_from_shelf(thread, layout, length))
@@ -339,12 +339,6 @@ impl<S: Source + 'static> Objects<S> {
             self.count_taken(pages);
             self.enter_run(thread, allocation.run)
         })
-    }
-
-    /// Sets anew what the thread's shelf may hold, after it had nothing to offer.
-    #[inline]
-    fn share_shelves(&self, thread: &Thread) {
-        thread.shelf().share(self.share_of_shelf());
     }
 
     /// Frees a run that held a block which the caller of [`free`](Self::free) could not shelve: a roomy one, or one

@@ -17,7 +17,12 @@
 //! to 1,536 pages, and all lists together up to 2,560, so a shelf holds 32 MiB at most.
 //!
 //! **Its share.** A thread's lists hold at most an eighth of the heap's limit, halved each time the number of threads
-//! doubles. The lists of all shelves together hold 40 MiB at most.
+//! doubles that have a share. A thread has one from its first large block on, until its shelf is emptied: when it
+//! ends, or rests, or others need the pages. So the lists of all shelves together hold 40 MiB at most, once their
+//! threads have looked how many they are. A thread looks when it finds no run. Until then its lists keep what they took
+//! when there were fewer: if all filled theirs one after the other, 20 MiB, and as much again for each doubling. (Once
+//! all threads counted, whatever they used: beside 250 that slept, the lists of one had room for a single block of
+//! 100 kB.)
 //!
 //! **Wanted.** A list accepts as many runs as have been asked of it, one by one or a lot (`transfer.rs`). Each
 //! allocation that finds the hand of its length empty counts as one request. Runs that other threads allocated, or that
@@ -116,26 +121,39 @@ pub struct Shelf {
     wanted: [AtomicU8; LENGTHS],
     /// Pages of the runs on lists.
     listed: AtomicU32,
-    /// The limit on those pages. 0 at first, so a thread's first large block takes the slow path.
+    /// The limit on those pages. 0: it has no share, and the lists are empty.
     most: AtomicU32,
 }
 
 impl Shelf {
     // Relaxed throughout: one owner, or one seizer.
 
-    /// How much the lists of one shelf may hold, given the pages the heap may have and the number of threads.
+    /// How much the lists of one shelf may hold, given the pages the heap may have and how many shelves have a share.
     #[inline]
-    pub fn share_of(limit: PageCount, threads: usize) -> PageCount {
+    pub fn share_of(limit: PageCount, shelves: usize) -> PageCount {
         let all = (limit.0 / LIMIT_PART).min(LISTED_PAGES as usize);
-        PageCount(all.checked_shr((threads | 1).ilog2()).unwrap_or(0))
+        PageCount(all.checked_shr((shelves | 1).ilog2()).unwrap_or(0))
     }
 
     /// Sets anew how much the lists may hold. A thread calls it after it has found no run on its shelf. The lists may
     /// hold more for a while.
     #[inline]
     pub fn share(&self, most: PageCount) {
+        // At least a page: 0 would say that it has no share, and it counts.
         // Relaxed: see above. At most `LISTED_PAGES`.
-        self.most.store(most.0 as u32, Ordering::Relaxed);
+        self.most.store(most.0.max(1) as u32, Ordering::Relaxed);
+    }
+
+    /// Whether it has a share, and so counts.
+    #[inline]
+    pub fn has_share(&self) -> bool {
+        // Relaxed: see above; to another thread a hint.
+        self.most.load(Ordering::Relaxed) > 0
+    }
+
+    /// A number that changes with what lies here; 0 if nothing does, and it has no share. A snapshot.
+    pub fn print(&self) -> usize {
+        self.pages().0 + usize::from(self.has_share())
     }
 
     /// How many pages of runs of this length may go on its list all at once: none if there are any.
@@ -266,9 +284,9 @@ impl Shelf {
         Some(PageRun::known(start.0, length_at(index)))
     }
 
-    /// Takes everything off; the runs leave the table too. Also used in the child of a fork, where the owner is absent
-    /// and may have been anywhere in a put or take. Then the run it had in hand is lost, perhaps with those linked
-    /// behind it, but no run comes out that is not on the shelf.
+    /// Takes everything off, and its share; the runs leave the table too. Also used in the child of a fork, where the
+    /// owner is absent and may have been anywhere in a put or take. Then the run it had in hand is lost, perhaps with
+    /// those linked behind it, but no run comes out that is not on the shelf.
     pub fn clear(&self, spans: &Spans, mut gone: impl FnMut(PageRun)) {
         for (index, (hand, list)) in self.hands.iter().zip(&self.lists).enumerate() {
             let mut leave = |start: PageIndex| {
@@ -291,8 +309,9 @@ impl Shelf {
                 }
             }
         }
-        // Relaxed: see above.
+        // Relaxed, twice: see above.
         self.listed.store(0, Ordering::Relaxed);
+        self.most.store(0, Ordering::Relaxed);
     }
 }
 

@@ -458,10 +458,11 @@ impl Thread {
         any_slot || self.shelf.pages().0 > 0 || self.plot.pages().0 > 0
     }
 
-    /// The prints of what it keeps in magazines and on its shelf. A snapshot.
+    /// The prints of what it keeps in magazines and on its shelf, whose share of what all may keep is something too: a
+    /// shelf may be empty for good, as its thread goes on using a block that it allocated once. A snapshot.
     pub(super) fn prints(&self) -> Prints {
         let slots = SizeClass::all().map(|class| (class, self.magazine(class).count(class)));
-        Prints::of(self.shelf.pages().0, slots)
+        Prints::of(self.shelf.print(), slots)
     }
 
     /// The magazine of a class.

@@ -199,13 +199,17 @@ impl<S: Source + 'static> Objects<S> {
         pages
     }
 
-    /// Gives back the runs on a thread's shelf, as `empty` does.
+    /// Gives back the runs on a thread's shelf, as `empty` does, and its share.
     pub(super) fn clear_shelf(&self, thread: &Thread, cache: Option<usize>) -> usize {
-        let mut pages = 0;
+        let (mut pages, had_share) = (0, thread.shelf().has_share());
         thread.shelf().clear(&self.spans, |run| {
             pages += run.pages().0;
             self.free_run(cache, run);
         });
+        if had_share {
+            // Last: see `share_shelves`. Relaxed: a number by itself.
+            self.shelves.fetch_sub(1, Ordering::Relaxed);
+        }
         pages
     }
 
