@@ -25,10 +25,11 @@
 //! 100 kB.)
 //!
 //! **Wanted.** A list accepts as many runs as have been asked of it, one by one or a lot (`transfer.rs`). Each
-//! allocation that finds the hand of its length empty counts as one request. Runs that other threads allocated, or that
-//! were shortened since, lie aside or go to the heap instead, where they serve all threads while still warm. (Without
-//! this, a thread that dropped blocks made by another kept 17 MiB; and a thread whose buffers grow to 1 MiB, are cut to
-//! fit and freed, began each on fresh pages: `docs/measurements.md`.)
+//! allocation that finds the hand of its length empty counts as one request; with 255 the list accepts what there is
+//! room for. Runs that other threads allocated, or that were shortened since, lie aside or go to the heap instead,
+//! where they serve all threads while still warm. (Without this, a thread that dropped blocks made by another kept 17
+//! MiB; and a thread whose buffers grow to 1 MiB, are cut to fit and freed, began each on fresh pages:
+//! `docs/measurements.md`.)
 //!
 //! **Surplus.** A block that finds no run of its length is cut from a longer run, if there are many of those, and the
 //! rest goes to the heap. So runs that a program asked for once and needs no longer do not stay. And the part cut off
@@ -71,6 +72,10 @@ const LISTED_PAGES: u32 = {
 
 /// The lists of all shelves may hold this fraction of the heap's limit, or twice that.
 const LIMIT_PART: usize = 8;
+
+/// More runs are wanted than can be counted. The list takes what there is room for, such as 512 runs of 40 KiB, and
+/// when there is none its count begins anew. (For as many runs of 88 KiB or more there never is.)
+const UNCOUNTED: u8 = u8::MAX;
 
 /// A list with this many runs has a surplus, if the program now asks for other lengths.
 const MANY: usize = 8;
@@ -117,7 +122,7 @@ pub struct Shelf {
     pub(super) hands: [Hand; LENGTHS],
     /// For each length, the run put on its list last; the others are linked behind it.
     lists: [Link; LENGTHS],
-    /// For each length, how many more runs its list may take; saturates.
+    /// For each length, how many more runs its list may take, or [`UNCOUNTED`].
     wanted: [AtomicU8; LENGTHS],
     /// Pages of the runs on lists.
     listed: AtomicU32,
@@ -179,8 +184,10 @@ impl Shelf {
             // Relaxed, four times: see above.
             let listed = self.listed.load(Ordering::Relaxed) + (others * length.pages()) as u32;
             self.listed.store(listed, Ordering::Relaxed);
-            let left = wanted.load(Ordering::Relaxed).saturating_sub(others as u8);
-            wanted.store(left, Ordering::Relaxed);
+            let before = wanted.load(Ordering::Relaxed);
+            if before != UNCOUNTED {
+                wanted.store(before.saturating_sub(others as u8), Ordering::Relaxed);
+            }
         }
         entry.unshelve(length);
         start
@@ -215,7 +222,7 @@ impl Shelf {
         let (list, wanted) = (self.lists.get(length.index())?, self.wanted.get(length.index())?);
         // Relaxed, twice: see above. (Without the branch this takes one more register, which must be saved.)
         let before = wanted.load(Ordering::Relaxed);
-        if before != u8::MAX {
+        if before != UNCOUNTED {
             wanted.store(before + 1, Ordering::Relaxed);
         }
         let start = list.get()?;
@@ -240,15 +247,19 @@ impl Shelf {
         };
         // Relaxed, four times: see above.
         let listed = self.listed.load(Ordering::Relaxed) + length.pages() as u32;
-        let Some(left) = wanted.load(Ordering::Relaxed).checked_sub(1) else {
+        let before = wanted.load(Ordering::Relaxed);
+        let Some(left) = before.checked_sub(1) else {
             cold_path();
             return false;
         };
         if listed > self.most.load(Ordering::Relaxed) {
             cold_path();
+            if before == UNCOUNTED {
+                wanted.store(0, Ordering::Relaxed);
+            }
             return false;
         }
-        wanted.store(left, Ordering::Relaxed);
+        wanted.store(left + u8::from(before == UNCOUNTED), Ordering::Relaxed);
         entry.behind.copy(list);
         entry.shelve(length);
         list.set(Some(start));
@@ -392,6 +403,31 @@ mod tests {
         // A run that comes off the list may come back.
         let taken = [0; 3].map(|_| take(&shelf, &spans, seven));
         assert_eq!(taken, [0, 20, 10].map(|start| Some(PageIndex(start))));
+    }
+
+    /// As 500 blocks of 40 KiB that are freed together. When there is no room for more, what comes counts again.
+    #[test]
+    fn a_list_takes_more_than_can_be_counted() {
+        let (shelf, spans) = (empty(), Spans::for_test(10_000));
+        let five = Length::of(layout(5)).unwrap();
+        let fill = |count: usize| (0..count).filter(|run| put(&shelf, &spans, run * 8, 5)).count();
+        let ask = |count: usize| {
+            let taken = (0..count).filter(|_| take(&shelf, &spans, five).is_some());
+            taken.count()
+        };
+        shelf
+            .wanted
+            .iter()
+            .for_each(|wanted| wanted.store(0, Ordering::Relaxed));
+        assert_eq!((ask(500), fill(500), ask(500), fill(500)), (0, 500, 500, 500));
+        shelf.clear(&spans, |_| ());
+        shelf.share(PageCount(5 * 400));
+        assert_eq!(fill(500), 1 + 400);
+        shelf.clear(&spans, |_| ());
+        shelf.share(PageCount(5 * 400));
+        assert_eq!(fill(500), 1, "it has had all that could be wanted");
+        // What can be counted is.
+        assert_eq!((ask(1 + 254), fill(500)), (1, 1 + 254));
     }
 
     /// A shelf never exceeds its pages, however many runs there are; and all of them come out.
