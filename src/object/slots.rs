@@ -284,7 +284,7 @@ impl<S: Source + 'static> Objects<S> {
     }
 
     /// Takes the first slot that a thread frees into a magazine that has no room, or is shut, and puts it at the
-    /// bottom: below the slots that are there already, or, without a rack, below some from the spans. It may well be
+    /// bottom: below the slots that are there already, or, without a rack, below some from spans. It may well be
     /// another thread's, and lie next to blocks of that one: if this thread got it again, both would write to one cache
     /// line again and again (the passive false sharing of Hoard's authors). If the magazine is full to the last slot,
     /// this one goes home. (If it is empty, though not without a rack, nothing lies above.) Fails if there is no memory
@@ -301,28 +301,29 @@ impl<S: Source + 'static> Objects<S> {
         class: SizeClass,
         slot: NonNull<u8>,
     ) -> bool {
-        if self.reopen(magazine, class) {
-            // SAFETY: as promised.
-            let push_below = || unsafe { magazine.push_below(slot) };
-            // A magazine with its longest rack would be drained, and the slot lie alone in it.
-            let widens = || !magazine.is_wide(class) && self.make_room(thread, magazine, class);
-            if !(push_below() || widens() && push_below()) {
-                // SAFETY: as promised.
-                unsafe { self.give_slot(thread.cache(), class, slot) };
+        if !self.reopen(magazine, class) {
+            let apart = (APART_BYTES / class.bytes()) as u32;
+            let rooms = Plot::rooms().find(|&room| room > apart);
+            let room = rooms.unwrap_or(apart).max(magazine.next_room(class));
+            let Some(mut rack) = self.own_blank(thread, room) else {
+                return false;
+            };
+            // Who takes whole spans leaves none at home. (A free does not wait for the lock, as `take_slots` may.)
+            self.take_at_home(class, apart, &mut rack);
+            if rack.is_empty() {
+                self.take_fresh(thread.cache(), class, apart, &mut rack);
             }
-            return true;
+            magazine.load(rack);
+            self.tell_room(class, room);
         }
-        let apart = (APART_BYTES / class.bytes()) as u32;
-        let rooms = Plot::rooms().find(|&room| room > apart);
-        let room = rooms.unwrap_or(apart).max(magazine.next_room(class));
-        let Some(mut rack) = self.own_blank(thread, room) else {
-            return false;
-        };
-        // SAFETY: as promised; the rack is blank.
-        unsafe { rack.push(slot.as_ptr()) };
-        self.take_slots(thread.cache(), class, apart, &mut rack);
-        magazine.load(rack);
-        self.tell_room(class, room);
+        // SAFETY: as promised.
+        let push_below = || unsafe { magazine.push_below(slot) };
+        // A magazine with its longest rack would be drained, and the slot lie alone in it.
+        let widens = || !magazine.is_wide(class) && self.make_room(thread, magazine, class);
+        if !(push_below() || widens() && push_below()) {
+            // SAFETY: as promised.
+            unsafe { self.give_slot(thread.cache(), class, slot) };
+        }
         true
     }
 
@@ -382,11 +383,8 @@ impl<S: Source + 'static> Objects<S> {
     /// Takes up to `wanted` slots of a class, from its spans or, if the rack is empty, a new one, into a rack that has
     /// room for them. Takes none if there is no memory.
     pub(super) fn take_slots(&self, cache: Option<usize>, class: SizeClass, wanted: u32, rack: &mut Rack) {
-        let central = self.central(class);
         loop {
-            let filled = central.take(&self.spans, class, wanted, rack);
-            self.tell_filled(filled.unwrap_or(0));
-            let is_busy = filled.is_none();
+            let is_busy = !self.take_at_home(class, wanted, rack);
             if !rack.is_empty() {
                 return;
             }
@@ -398,10 +396,18 @@ impl<S: Source + 'static> Objects<S> {
             self.take_fresh(cache, class, wanted, rack);
             if is_busy && rack.is_empty() {
                 // The last resort before failing.
-                self.tell_filled(central.take_at_last(&self.spans, class, wanted, rack));
+                self.tell_filled(self.central(class).take_at_last(&self.spans, class, wanted, rack));
             }
             return;
         }
+    }
+
+    /// Takes up to `wanted` slots of a class from its spans. Returns `false` if its lock is held for long.
+    #[inline]
+    fn take_at_home(&self, class: SizeClass, wanted: u32, rack: &mut Rack) -> bool {
+        let filled = self.central(class).take(&self.spans, class, wanted, rack);
+        self.tell_filled(filled.unwrap_or(0));
+        filled.is_some()
     }
 
     /// Takes up to `wanted` slots of a class from a new span into a blank rack, the lowest last. Spans of slots of more
@@ -558,6 +564,22 @@ mod tests {
             assert_eq!(come(class.batch()), several, "{size}");
             objects.heap.set_limit(objects.heap.grown());
             assert_eq!(come(class.batch()), one, "{size}");
+        }
+    }
+
+    /// Also where all slots of the class's spans are out.
+    #[test]
+    fn a_thread_that_frees_first_is_not_given_that_slot() {
+        for class in SizeClass::all().filter(|&class| Objects::<Region>::begins_with_free(class)) {
+            let (objects, own) = enter();
+            let all = (0..class.slots()).map(|_| objects.take_slot(None, class).unwrap());
+            let first = objects.hand_out(all.last().unwrap(), class);
+            // SAFETY: the test owns it, and has entered.
+            unsafe { objects.free_slot(&own, class, first) };
+            let (magazine, apart) = (own.magazine(class), APART_BYTES / class.bytes());
+            assert_eq!(magazine.count(class) as usize, 1 + apart, "{class:?}");
+            let lowest = core::iter::from_fn(|| magazine.pop()).last();
+            assert_eq!(lowest, Some(first), "{class:?}");
         }
     }
 
