@@ -12,7 +12,8 @@
 //! up. The flag of a slot in use says whether its block has grown (`room.rs`). Smaller slots have marks (`mark.rs`).
 //!
 //! Cost: 0.1 % of the heap, where there are spans of such slots; a load and a store for a free, a store for an
-//! allocation.
+//! allocation. Two threads whose blocks lie within the same 64 KiB wait for the line that both write to: a pair takes
+//! 20 to 30 ns instead of 7 while both are at it (`docs/measurements.md`, "one line of flags").
 
 use crate::sync::{AtomicU8, Ordering, Zeroed};
 
