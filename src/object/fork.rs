@@ -292,11 +292,19 @@ mod tests {
         let objects = heap();
         let large = Layout::new::<[u8; 100_000]>();
         let threads = [(); 5].map(|()| enlist(objects));
-        threads.iter().for_each(|thread| {
-            let staying = thread.enter(objects).unwrap();
-            assert!(objects.allocate(&staying, large).is_some());
-        });
-        assert!(objects.allocate(&objects.shared(), large).is_some());
+        let keep_two = |thread: &Thread| {
+            let length = Length::of(large);
+            let make = || {
+                let shelved = objects.run_from_shelf(thread, length.unwrap());
+                shelved.or_else(|| objects.allocate(thread, large)).unwrap()
+            };
+            let blocks = [(); 2].map(|()| make());
+            assert!(blocks.iter().all(|&block| objects.shelve(thread, block, length)));
+        };
+        threads
+            .iter()
+            .for_each(|thread| keep_two(&thread.enter(objects).unwrap()));
+        keep_two(&objects.shared());
         // Relaxed, here and below: one thread.
         let shelves = || objects.shelves.load(Ordering::Relaxed);
         assert_eq!(shelves(), 6);

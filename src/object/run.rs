@@ -114,7 +114,8 @@ impl<S: Source + 'static> Objects<S> {
     /// As for [`put_in_hand`](Self::put_in_hand), which said that the hand is full, and gave this entry.
     #[inline(always)]
     pub unsafe fn put_on_list(&self, thread: &Thread, memory: NonNull<u8>, length: Length, entry: &Span) -> bool {
-        thread.shelf().put_listed(length, self.spans.page_of(memory), entry)
+        let start = self.spans.page_of(memory);
+        thread.shelf().put_listed(length, start, entry) || self.put_with_share(thread, length, start, entry)
     }
 
     /// Tells the keeper, if it is away, that `bytes` bytes have been freed, or may be from here on, to where it would

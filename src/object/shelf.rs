@@ -17,12 +17,12 @@
 //! to 1,536 pages, and all lists together up to 2,560, so a shelf holds 32 MiB at most.
 //!
 //! **Its share.** A thread's lists hold at most an eighth of the heap's limit, halved each time the number of threads
-//! doubles that have a share. A thread has one from its first large block on, until its shelf is emptied: when it
-//! ends, or rests, or others need the pages. So the lists of all shelves together hold 40 MiB at most, once their
-//! threads have looked how many they are. A thread looks when it finds no run. Until then its lists keep what they took
-//! when there were fewer: if all filled theirs one after the other, 20 MiB, and as much again for each doubling. (Once
-//! all threads counted, whatever they used: beside 250 that slept, the lists of one had room for a single block of
-//! 100 kB.)
+//! doubles that have a share. A thread has one from the first run on that goes on a list, until its shelf is emptied:
+//! when it ends, or rests, or others need the pages. So the lists of all shelves together hold 40 MiB at most, once
+//! their threads have looked how many they are, and used up what lies there too much. A thread looks when it finds no
+//! run. Until then its lists keep what they took when there were fewer: if all filled theirs one after the other, 20
+//! MiB, and as much again for each doubling. (Once all threads counted, whatever they used: beside 250 that slept, the
+//! lists of one had room for a single block of 100 kB.)
 //!
 //! **Wanted.** A list accepts as many runs as have been asked of it, one by one or a lot (`transfer.rs`). Each
 //! allocation that finds the hand of its length empty counts as one request; with 255 the list accepts what there is
@@ -201,6 +201,14 @@ impl Shelf {
         PageCount(held + self.listed.load(Ordering::Relaxed) as usize)
     }
 
+    /// Whether its list would take a run of this length, had it room.
+    pub fn is_wanted(&self, length: Length) -> bool {
+        // Relaxed: see above.
+        self.wanted
+            .get(length.index())
+            .is_some_and(|wanted| wanted.load(Ordering::Relaxed) > 0)
+    }
+
     /// Whether there is a run of this length on its list.
     pub fn is_listed(&self, length: Length) -> bool {
         self.lists.get(length.index()).is_some_and(|list| list.get().is_some())
@@ -254,7 +262,7 @@ impl Shelf {
         };
         if listed > self.most.load(Ordering::Relaxed) {
             cold_path();
-            if before == UNCOUNTED {
+            if before == UNCOUNTED && self.has_share() {
                 wanted.store(0, Ordering::Relaxed);
             }
             return false;

@@ -151,10 +151,30 @@ impl<S: Source + 'static> Objects<S> {
         Shelf::share_of(self.heap.limit(), self.shelves.load(Ordering::Relaxed))
     }
 
-    /// Sets anew what the thread's shelf may hold, after it had nothing to offer. If it had no share, it counts from
-    /// now on.
+    /// Sets anew what the thread's shelf may hold, after it had nothing to offer. One without a share gets it with the
+    /// first run that its lists are to take: here only if a lot may be there for it.
     #[inline]
     pub(super) fn share_shelves(&self, thread: &Thread) {
+        if thread.shelf().has_share() || self.aside.has_any() {
+            self.give_share(thread);
+        }
+    }
+
+    /// Puts a block of this length on a list that has refused it, if that was for want of a share, and it may have one.
+    /// Returns whether it did.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn put_with_share(&self, thread: &Thread, length: Length, start: PageIndex, entry: &Span) -> bool {
+        let shelf = thread.shelf();
+        if shelf.has_share() || !shelf.is_wanted(length) {
+            return false;
+        }
+        self.give_share(thread);
+        shelf.put_listed(length, start, entry)
+    }
+
+    /// Gives the thread's shelf a share, as many as have one. It counts from now on, if it had none.
+    fn give_share(&self, thread: &Thread) {
         let shelf = thread.shelf();
         if !shelf.has_share() {
             // First, as `clear_shelf` does it last: where a thread ends in between, one is counted too many, for good.
@@ -290,7 +310,10 @@ mod tests {
         assert_eq!((shelves(objects), use_many(objects, &worker, buffer, 50)), (0, 50));
         assert_eq!(shelves(objects), 1);
         let whole = objects.share_of_shelf();
-        _ = make(objects, &other, buffer);
+        // Nor has one with a block at a time, which goes in its hand, before it has two.
+        (0..2).for_each(|_| _ = use_many(objects, &other, buffer, 1));
+        assert_eq!(shelves(objects), 1);
+        assert_eq!(use_many(objects, &other, buffer, 2), 2);
         assert_eq!((shelves(objects), objects.share_of_shelf().0), (2, whole.0 / 2));
     }
 
@@ -299,7 +322,7 @@ mod tests {
     fn a_shelf_has_a_share_until_it_is_emptied() {
         let objects = Objects::for_test(64 << 20, 2, false);
         let ([own, other], buffer) = (two(objects), layout(13));
-        _ = make(objects, &other, buffer);
+        use_many(objects, &other, buffer, 2);
         let ways: [&dyn Fn(); 5] = [
             &|| _ = objects.flush(&own),
             &|| objects.part(&own),
@@ -322,21 +345,42 @@ mod tests {
         }
     }
 
-    /// It allocated one block, and goes on using it: there is nothing on its shelf.
+    /// It goes on using the two blocks that lay on its shelf: nothing is there.
     #[test]
     fn a_thread_that_rests_has_no_share() {
         let objects = Objects::for_test(64 << 20, 4, false);
         // SAFETY: never destroyed.
         let [rests, works]: [&Thread; 2] = [(); 2].map(|()| unsafe { objects.enlist().unwrap().as_ref() });
-        _ = make(objects, &rests.enter(objects).unwrap(), layout(13));
+        let entered = rests.enter(objects).unwrap();
+        use_many(objects, &entered, layout(13), 2);
+        let _in_use = [(); 2].map(|()| make(objects, &entered, layout(13)));
+        assert_eq!(rests.shelf().pages(), PageCount::ZERO);
+        drop(entered);
         for look in 1..=9 {
-            use_many(objects, &works.enter(objects).unwrap(), layout(13), look);
+            use_many(objects, &works.enter(objects).unwrap(), layout(13), 1 + look);
             assert_eq!(shelves(objects), 2, "look {look}");
             objects.trim(false);
         }
         let left = [rests, works].map(|thread| thread.shelf().has_share());
         assert_eq!(left, [!objects.reaches_threads(), true]);
         assert_eq!(shelves(objects), left.iter().filter(|&&has| has).count());
+    }
+
+    /// Such a heap takes the shelf's runs, and share, each time it takes pages. What is dropped then goes on lists all
+    /// the same, for the next such blocks.
+    #[test]
+    fn lists_serve_a_heap_that_stays_over_its_soft_limit() {
+        let objects = Objects::for_test(64 << 20, 2, false);
+        let [own, _] = two(objects);
+        objects.heap.set_soft_limit(PageCount(1));
+        for _ in 0..3 {
+            assert_eq!(use_many(objects, &own, layout(13), 16), 16);
+        }
+        let grown = objects.stats().pages.in_use;
+        assert_eq!(
+            (use_many(objects, &own, layout(13), 16), objects.stats().pages.in_use),
+            (16, grown)
+        );
     }
 
     /// At most twice the heap's part, once they all have looked how many they are.

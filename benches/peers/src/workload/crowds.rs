@@ -1,5 +1,5 @@
-//! Threads that are in each other's way although they share nothing: those that sleep, those that only free, those whose
-//! blocks lie side by side.
+//! Threads that are in each other's way although they share nothing: those that sleep, those that only free, those
+//! whose blocks lie side by side.
 
 use super::Work;
 use super::block::Block;
@@ -56,8 +56,9 @@ pub fn fan_out(consumers: usize) -> Work {
     })
 }
 
-/// Like `cache_scratch`, for longer blocks: 64 lie side by side, every other one for another of two threads, which frees
-/// its own, and from then on allocates one, writes it, and frees it, again and again. An operation is such a pair.
+/// Like `cache_scratch`, for longer blocks: 64 lie side by side, every other one for another of two threads, which
+/// frees its own, and from then on allocates one, writes it, and frees it, again and again. An operation is such a
+/// pair.
 pub fn neighbours(size: usize) -> Work {
     Box::new(move |ops| {
         let dealt: [Mutex<Vec<Block>>; 2] = Default::default();
