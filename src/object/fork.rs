@@ -145,10 +145,10 @@ impl<S: Source + 'static> Forks for Objects<S> {
             .map(|common| {
                 common.lock.recover(thread());
                 common.thread.shut();
-                common.thread.demand().bytes()
+                common.thread.demand().part()
             })
             .sum();
-        self.hoard.recount(shared + own.map_or(0, |own| own.demand().bytes()));
+        self.hoard.recount(shared + own.map_or(0, |own| own.demand().part()));
         let cached = own.is_some_and(|own| own.cache().is_some());
         let threads = self.commons().map(|common| &common.thread).chain(own);
         let shelves = threads.filter(|thread| thread.shelf().has_share()).count();
@@ -266,23 +266,20 @@ mod tests {
     #[test]
     fn a_child_counts_its_own_thread_alone() {
         let (objects, part) = (heap(), 2 << 20);
+        let hoards = |thread: &Thread| {
+            thread.demand().raise(part);
+            thread.demand().keep(part, &objects.hoard)
+        };
         let threads: std::vec::Vec<_> = core::iter::repeat_with(|| enlist(objects))
-            .take_while(|thread| {
-                thread.demand().raise(part, &objects.hoard);
-                thread.demand().bytes() == part
-            })
+            .take_while(|thread| hoards(thread))
             .collect();
         let own = threads[0];
         let magazine = use_magazine(objects, own);
         assert!(!magazine.is_shut());
         be_forked(objects, Some(own));
         assert!(magazine.is_shut());
-        assert_eq!(own.demand().bytes(), part);
-        let others = threads.iter().skip(1).filter(|_| {
-            let other = enlist(objects);
-            other.demand().raise(part, &objects.hoard);
-            other.demand().bytes() == part
-        });
+        assert_eq!(own.demand().part() << 10, part);
+        let others = threads.iter().skip(1).filter(|_| hoards(enlist(objects)));
         assert_eq!(others.count(), threads.len() - 1);
     }
 

@@ -1,8 +1,10 @@
 //! What all threads of a heap may keep in spares (`magazine.rs`): one sum that none of them exceeds.
 //!
 //! ```text
-//!   thread   its demand: up to 2 MiB ──▶ hoard: up to 32 MiB of all threads
+//!   thread   fetched: counted up to 2 MiB ─▶ as much may be in spares ─▶ its part of the hoard, 32 MiB of all threads
 //! ```
+//!
+//! A thread that fetches batches and hands all away has no part: it took the others' when fetching was what counted.
 //!
 //! Worked: 200 threads that each use 2 MiB, one after another, leave 104 MB resident; without the common limit they
 //! left 473 (`docs/measurements.md`).
@@ -15,14 +17,14 @@ use core::cell::Cell;
 
 use crate::sync::{AtomicUsize, Ordering};
 
-/// The most bytes in the spares of a thread. One spare of each class may be there in any case.
-const SPARE_BYTES: u32 = 2 << 20;
+/// The most KiB in the spares of a thread. One spare of each class may be there in any case.
+const SPARE_KIB: u16 = 2 << 10;
 
-/// The most bytes in the spares of all threads of a heap.
-const SPARES_BYTES: usize = 32 << 20;
+/// The most KiB in the spares of all threads of a heap.
+const SPARES_KIB: usize = 32 << 10;
 
-/// The bytes that all threads of a heap may have in spares because they needed them before: first come, first kept,
-/// until the thread ends or is emptied. Written by a thread that goes to the store, which shares lines anyway, and no
+/// The KiB that all threads of a heap have in spares because they needed them before: first come, first kept, until
+/// the thread ends or is emptied. Written by a thread that else goes to the store, which shares lines anyway, and no
 /// longer once it has its part. A thread that is ended by force in mid-call may take its part with it.
 #[derive(Debug)]
 pub struct Hoard(AtomicUsize);
@@ -33,63 +35,103 @@ impl Hoard {
         Self(AtomicUsize::new(0))
     }
 
-    /// Takes so many more, if they are there; returns whether they were.
-    pub fn take(&self, bytes: usize) -> bool {
+    /// Takes so many KiB more, if they are there; returns whether they were.
+    pub fn take(&self, kib: usize) -> bool {
         // Relaxed, here and below: a sum that publishes nothing. A look first: when all is taken, nobody writes.
-        if self.0.load(Ordering::Relaxed) + bytes > SPARES_BYTES {
+        if self.0.load(Ordering::Relaxed) + kib > SPARES_KIB {
             return false;
         }
-        let taken = self.0.fetch_add(bytes, Ordering::Relaxed) + bytes <= SPARES_BYTES;
+        let taken = self.0.fetch_add(kib, Ordering::Relaxed) + kib <= SPARES_KIB;
         if !taken {
-            self.give(bytes);
+            self.give(kib);
         }
         taken
     }
 
     /// Gives so many back.
-    pub fn give(&self, bytes: usize) {
-        if bytes > 0 {
+    pub fn give(&self, kib: usize) {
+        if kib > 0 {
             // Relaxed: as above.
-            self.0.fetch_sub(bytes, Ordering::Relaxed);
+            self.0.fetch_sub(kib, Ordering::Relaxed);
         }
     }
 
     /// In the child of a fork: this much is taken.
-    pub fn recount(&self, bytes: usize) {
+    pub fn recount(&self, kib: usize) {
         // Relaxed: the child has one thread.
-        self.0.store(bytes, Ordering::Relaxed);
+        self.0.store(kib, Ordering::Relaxed);
     }
 }
 
-/// A thread's part of a hoard: the bytes that came from elsewhere. For one thread at a time. All-zero bytes: none.
+/// What a thread has needed, and what it has in spares, in KiB, so that a structure has room for it. For one thread at
+/// a time. All-zero bytes: nothing.
 #[derive(Debug, Default)]
-pub struct Demand(Cell<u32>);
+pub struct Demand {
+    /// Of the batches that had to come from elsewhere; saturates at the most that spares may have.
+    fetched: Cell<u16>,
+    spares: Cell<u16>,
+    /// What it has of the hoard: the most that was in spares beyond one of a class.
+    part: Cell<u16>,
+}
+
+/// Rounded up, so that nothing is kept for nothing.
+fn kib(bytes: usize) -> u16 {
+    bytes.div_ceil(1 << 10) as u16
+}
 
 impl Demand {
-    /// How many they are.
-    pub fn bytes(&self) -> usize {
-        self.0.get() as usize
+    /// Counts a batch that had to come from elsewhere, or a part of one.
+    pub fn raise(&self, bytes: usize) {
+        self.fetched.set((self.fetched.get() + kib(bytes)).min(SPARE_KIB));
     }
 
-    /// Counts more, as far as the hoard allows.
-    pub fn raise(&self, bytes: usize, hoard: &Hoard) {
-        let before = self.0.get();
-        let more = (bytes as u32).min(SPARE_BYTES - before);
-        if more > 0 && hoard.take(more as usize) {
-            self.0.set(before + more);
+    /// A spare more, needed or not.
+    pub fn add(&self, bytes: usize) {
+        self.spares.set(self.spares.get() + kib(bytes));
+    }
+
+    /// A spare more, if all are then no more than the thread has needed, and the hoard has what they lack. Returns
+    /// whether that is so.
+    pub fn keep(&self, bytes: usize, hoard: &Hoard) -> bool {
+        let (all, part) = (self.spares.get() + kib(bytes), self.part.get());
+        if all > self.fetched.get() || all > part && !hoard.take((all - part).into()) {
+            return false;
         }
+        self.part.set(part.max(all));
+        self.spares.set(all);
+        true
     }
 
-    /// Gives back what exceeds this many.
-    pub fn lower(&self, bytes: u32, hoard: &Hoard) {
-        let before = self.0.get();
-        self.0.set(before.min(bytes));
-        hoard.give(before.saturating_sub(bytes) as usize);
+    /// A spare less. (A user that ended in mid-call may have left too few.)
+    pub fn remove(&self, bytes: usize) {
+        self.spares.set(self.spares.get().saturating_sub(kib(bytes)));
     }
 
-    /// As if it had none.
+    /// The KiB that it has of the hoard.
+    pub fn part(&self) -> usize {
+        self.part.get().into()
+    }
+
+    /// After some have gone other than to be used: as if no more had been needed than are left.
+    pub fn lower(&self, hoard: &Hoard) {
+        let (spares, part) = (self.spares.get(), self.part.get());
+        self.fetched.set(self.fetched.get().min(spares));
+        self.part.set(part.min(spares));
+        hoard.give(part.saturating_sub(spares).into());
+    }
+
+    /// After all spares have gone: as if none had been needed.
+    pub fn end(&self, hoard: &Hoard) {
+        let part = self.part();
+        self.forget();
+        hoard.give(part);
+    }
+
+    /// The same, where the part is not given back.
     pub fn forget(&self) {
-        self.0.set(0);
+        for count in [&self.fetched, &self.spares, &self.part] {
+            count.set(0);
+        }
     }
 }
 
@@ -97,29 +139,53 @@ impl Demand {
 mod tests {
     use super::*;
 
+    const PART: usize = SPARE_KIB as usize;
+
     #[test]
     fn all_threads_together_hoard_no_more_than_the_limit() {
-        let (hoard, part) = (Hoard::new(), SPARE_BYTES as usize);
-        let taken = (0..).take_while(|_| hoard.take(part)).count();
-        assert_eq!(taken * part, SPARES_BYTES);
+        let hoard = Hoard::new();
+        let taken = (0..).take_while(|_| hoard.take(PART)).count();
+        assert_eq!(taken * PART, SPARES_KIB);
         assert!(!hoard.take(1));
-        hoard.give(part);
-        assert!(hoard.take(part) && !hoard.take(1));
+        hoard.give(PART);
+        assert!(hoard.take(PART) && !hoard.take(1));
         hoard.recount(0);
-        assert!(hoard.take(SPARES_BYTES) && !hoard.take(1));
+        assert!(hoard.take(SPARES_KIB) && !hoard.take(1));
     }
 
     #[test]
-    fn what_a_thread_demands_less_of_others_may_have() {
-        let (hoard, demand, part) = (Hoard::new(), Demand::default(), SPARE_BYTES as usize);
-        assert!(hoard.take(SPARES_BYTES - part));
-        for bytes in [1, 2 * part, 1] {
-            demand.raise(bytes, &hoard);
+    fn a_thread_has_of_the_hoard_what_it_has_needed_and_keeps() {
+        let (hoard, demand) = (Hoard::new(), Demand::default());
+        assert!(hoard.take(SPARES_KIB - PART));
+        for kib in [1, 2 * PART, 1] {
+            demand.raise(kib << 10);
         }
-        assert!(demand.bytes() == part && !hoard.take(1));
-        for bytes in [SPARE_BYTES, 1000, 2000] {
-            demand.lower(bytes, &hoard);
-        }
-        assert!(demand.bytes() == 1000 && hoard.take(part - 1000) && !hoard.take(1));
+        assert!(demand.part() == 0 && hoard.take(PART - 10), "nothing yet");
+        assert!((0..5).all(|_| demand.keep(2 << 10, &hoard)));
+        assert!(demand.part() == 10 && !hoard.take(1));
+        assert!(!demand.keep(1, &hoard), "the hoard has no more");
+        // What has been taken is enough for as much again.
+        demand.remove(2 << 10);
+        assert!(demand.keep(2 << 10, &hoard) && demand.part() == 10);
+        hoard.give(PART);
+        demand.add((PART - 10) << 10);
+        assert!(!demand.keep(1, &hoard), "the thread may have no more");
+    }
+
+    #[test]
+    fn what_a_thread_keeps_less_of_others_may_have() {
+        let (hoard, demand) = (Hoard::new(), Demand::default());
+        assert!(hoard.take(SPARES_KIB - PART));
+        demand.raise(PART << 10);
+        demand.add((PART - 1) << 10);
+        // Counted in whole KiB.
+        assert!(demand.keep(1, &hoard) && !hoard.take(1));
+        demand.remove((PART - 100) << 10);
+        demand.lower(&hoard);
+        assert!(demand.part() == 100 && hoard.take(PART - 100) && !hoard.take(1));
+        assert!(!demand.keep(1, &hoard), "no more than that is needed now");
+        demand.end(&hoard);
+        assert!(demand.part() == 0 && hoard.take(100) && !hoard.take(1));
+        assert!(!demand.keep(1, &hoard));
     }
 }

@@ -424,7 +424,8 @@ fn a_childs_structures_are_shut_and_counted() {
     use_once(objects, layout);
     let (other, class) = (objects.commons.other(1).unwrap(), SizeClass::of(200, 1).unwrap());
     let magazine = other.thread.magazine(class);
-    other.thread.demand().raise(1000, &objects.hoard);
+    other.thread.demand().raise(1 << 20);
+    assert!(other.thread.demand().keep(1 << 20, &objects.hoard));
     assert!(magazine.count(class) > 0 && !magazine.is_shut());
     let counted = objects.stats().magazine_bytes;
     assert_eq!(counted, magazine.count(class) as usize * class.bytes());
@@ -437,8 +438,8 @@ fn a_childs_structures_are_shut_and_counted() {
     assert!(objects.commons().all(|common| !common.lock.is_held()) && objects.commons.making.try_lock().is_some());
     assert!(magazine.is_shut() && magazine.count(class) > 0);
     // The rest of what may be hoarded, and no more.
-    let rest = (0..).take_while(|_| objects.hoard.take(1000)).count();
-    assert_eq!(rest, ((32 << 20) - 1000) / 1000);
+    let rest = (0..).take_while(|_| objects.hoard.take(1 << 10)).count();
+    assert_eq!(rest, 31);
     objects.check().unwrap();
 }
 

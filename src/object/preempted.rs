@@ -441,7 +441,7 @@ fn threads_that_rest_while_another_works_keep_nothing() {
         let class = SizeClass::of(small.size(), small.align()).unwrap();
         thread.magazine(class).count(class)
     };
-    let keeps = |thread: &Thread| (slots(thread), thread.shelf().pages().0, thread.demand().bytes());
+    let keeps = |thread: &Thread| (slots(thread), thread.shelf().pages().0, thread.demand().part());
     let seconds = Cell::new(0.0);
     let work_for = |looks: u32| {
         for _ in 0..looks {

@@ -181,7 +181,7 @@ impl<S: Source + 'static> Objects<S> {
         if !few && !is_wide {
             is_wider = self.widen(thread, magazine, magazine.next_room(class));
         } else if !few && let Some(batch) = self.spans.take_batch(class, thread.hint()) {
-            thread.demand().raise(batch_bytes(class), &self.hoard);
+            thread.demand().raise(batch_bytes(class));
             return self.load_batch(thread, magazine, class, batch);
         }
         let Some(mut rack) = magazine.unload() else {
@@ -196,7 +196,7 @@ impl<S: Source + 'static> Objects<S> {
         };
         self.take_slots(thread.cache(), class, wanted, &mut rack);
         if is_wide && !few {
-            thread.demand().raise(rack.len() as usize * class.bytes(), &self.hoard);
+            thread.demand().raise(rack.len() as usize * class.bytes());
         }
         magazine.load(rack);
         self.keep_below(thread);
@@ -247,7 +247,8 @@ impl<S: Source + 'static> Objects<S> {
             return false;
         };
         magazine.drain(&mut batch);
-        if let Some(other) = thread.set_spare(class, batch, !self.is_over()) {
+        let hoard = (!self.is_over()).then_some(&self.hoard);
+        if let Some(other) = thread.set_spare(class, batch, hoard) {
             self.store(thread, class, other);
         }
         true
@@ -524,7 +525,7 @@ mod tests {
         let blocks: std::vec::Vec<_> = (0..60 * class.batch())
             .map(|_| objects.allocate(&own, layout).unwrap())
             .collect();
-        own.demand().raise(2 << 20, &objects.hoard);
+        own.demand().raise(2 << 20);
         // SAFETY: freed with its layout, by a thread that has entered.
         let free = |&block| unsafe { objects.free(&own, block, layout) };
         blocks.iter().for_each(free);
@@ -589,10 +590,34 @@ mod tests {
         let (objects, own) = enter();
         let resting = Resting::default();
         let shelf = (0..9).map(|_| resting.note(Prints::of(1, core::iter::empty()))).last();
-        own.demand().raise(1000, &objects.hoard);
+        own.demand().raise(1000);
+        assert!(own.demand().keep(1000, &objects.hoard));
         assert_eq!(objects.empty_seized(&own, shelf.unwrap()), 0);
-        assert_eq!(own.demand().bytes(), 1000);
+        assert_eq!(own.demand().part(), 1);
         objects.empty_seized(&own, Parts::ALL);
-        assert_eq!(own.demand().bytes(), 0);
+        assert_eq!(own.demand().part(), 0);
+    }
+
+    /// Hoarded is what threads keep, not what they have fetched.
+    #[test]
+    fn threads_that_hand_all_away_leave_the_hoard_to_others() {
+        let (objects, layout) = (Objects::for_test(128 << 20, 64, false), Layout::new::<[u8; 4096]>());
+        let class = SizeClass::of(4096, 1).unwrap();
+        let allocate = |batches: u32| {
+            // SAFETY: never destroyed.
+            let own = unsafe { objects.enlist().unwrap().as_ref() };
+            let entered = own.enter(objects).unwrap();
+            let blocks = (0..batches * class.batch()).map(|_| objects.allocate(&entered, layout).unwrap());
+            let blocks: std::vec::Vec<_> = blocks.collect();
+            assert_eq!(own.magazine(class).spares(), 0);
+            (entered, blocks)
+        };
+        // More than each may have in spares, and all of them together.
+        (0..20).for_each(|_| _ = allocate(5));
+        let (entered, blocks) = allocate(4);
+        // SAFETY: freed with its layout, by a thread that has entered.
+        let free = |block| unsafe { objects.free(&entered, block, layout) };
+        blocks.into_iter().for_each(free);
+        assert_eq!(entered.magazine(class).spares(), 3);
     }
 }

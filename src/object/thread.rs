@@ -182,10 +182,7 @@ pub struct Thread {
     stock: Stock,
     plot: Plot,
     shelf: Shelf,
-    /// Bytes of the batches that had to come from elsewhere; saturates at the most that spares may have.
     demand: Demand,
-    /// Bytes in spares.
-    spare_bytes: Cell<u32>,
 }
 
 /// Stands in for the structure of threads that have none. No heap has its key, so nothing of it is used but the tops
@@ -386,7 +383,6 @@ impl Thread {
     pub(super) fn forget(&self) {
         self.magazines.iter().for_each(Magazine::forget);
         self.stock.forget();
-        self.spare_bytes.set(0);
         self.demand.forget();
     }
 
@@ -403,36 +399,27 @@ impl Thread {
     /// The same, if there is one; a call of its own, as mostly there is none.
     fn take_a_spare(&self, magazine: &Magazine, class: SizeClass) -> Option<Rack> {
         let spare = magazine.take_spare(class)?;
-        // A user that ended in mid-call may have left too few.
-        let bytes = self.spare_bytes.get().saturating_sub(batch_bytes(class) as u32);
-        self.spare_bytes.set(bytes);
+        self.demand.remove(batch_bytes(class));
         Some(spare)
     }
 
-    /// What it has of the heap's hoard.
+    /// What it has needed, and has in spares.
     pub(super) fn demand(&self) -> &Demand {
         &self.demand
     }
 
-    /// After its spares have gone: forgets what came from elsewhere.
-    pub(super) fn demand_nothing(&self, hoard: &Hoard) {
-        self.spare_bytes.set(0);
-        self.demand_less(hoard);
-    }
-
-    /// After some of its spares have gone: as if no more than the others had come from elsewhere.
-    pub(super) fn demand_less(&self, hoard: &Hoard) {
-        self.demand.lower(self.spare_bytes.get(), hoard);
-    }
-
     /// Sets a full batch aside as a spare. Returns another spare of the class in its place if there is one already, and
-    /// either the spares would have more bytes than had to come from elsewhere, or the thread may not hoard.
+    /// either the spares would have more bytes than had to come from elsewhere, or the hoard, without which the thread
+    /// may not hoard, has no more.
     #[must_use]
-    pub(super) fn set_spare(&self, class: SizeClass, batch: Rack, may_hoard: bool) -> Option<Rack> {
-        let magazine = self.magazine(class);
-        let (spares, bytes) = (magazine.spares(), self.spare_bytes.get() + batch_bytes(class) as u32);
-        let other = if spares == 0 || may_hoard && spares < Pile::MOST && bytes as usize <= self.demand.bytes() {
-            self.spare_bytes.set(bytes);
+    pub(super) fn set_spare(&self, class: SizeClass, batch: Rack, hoard: Option<&Hoard>) -> Option<Rack> {
+        let (magazine, bytes) = (self.magazine(class), batch_bytes(class));
+        let spares = magazine.spares();
+        let keeps = |hoard| spares < Pile::MOST && self.demand.keep(bytes, hoard);
+        let other = if spares == 0 {
+            self.demand.add(bytes);
+            None
+        } else if hoard.is_some_and(keeps) {
             None
         } else {
             magazine.take_spare(class)

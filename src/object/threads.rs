@@ -153,7 +153,7 @@ impl<S: Source + 'static> Objects<S> {
             thread.listing().load();
         }
         self.clear_shelf(thread, cache);
-        thread.demand_nothing(&self.hoard);
+        thread.demand().end(&self.hoard);
     }
 
     /// Gives back the slots and runs of a structure that the caller owns, or that nobody uses; pages go through
@@ -188,9 +188,9 @@ impl<S: Source + 'static> Objects<S> {
             pages += empty(class);
         }
         if parts == Parts::ALL {
-            thread.demand_nothing(&self.hoard);
+            thread.demand().end(&self.hoard);
         } else if parts.has_slots() {
-            thread.demand_less(&self.hoard);
+            thread.demand().lower(&self.hoard);
         }
         pages += self.give_stock(thread, cache);
         if parts.has_shelf() {
@@ -585,14 +585,17 @@ mod tests {
             let thread = objects.enlist().unwrap();
             // SAFETY: never destroyed.
             let own = unsafe { thread.as_ref() };
-            own.demand().raise(2 << 20, &objects.hoard);
-            assert!(own.demand().bytes() > 0, "a part of the hoard, in round {round}");
+            own.demand().raise(2 << 20);
+            assert!(
+                own.demand().keep(2 << 20, &objects.hoard),
+                "a part of the hoard, in round {round}"
+            );
             assert!(own.cache().is_some(), "a cache of pages, in round {round}");
             // Relaxed: one thread.
             assert_eq!(objects.cached.load(Ordering::Relaxed), 1);
             // SAFETY: this thread uses the structure, and does not use it again.
             unsafe { Thread::end(thread) };
-            assert_eq!(own.demand().bytes(), 0);
+            assert_eq!(own.demand().part(), 0);
         }
     }
 }
