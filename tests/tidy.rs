@@ -83,6 +83,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/object/commons.rs",
     "src/object/ended.rs",
     "src/object/fork.rs",
+    "src/object/hoarding.rs",
     "src/object/magazine.rs",
     "src/object/mark.rs",
     "src/object/meeting.rs",

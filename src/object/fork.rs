@@ -268,7 +268,7 @@ mod tests {
         let (objects, part) = (heap(), 2 << 20);
         let hoards = |thread: &Thread| {
             thread.demand().raise(part);
-            thread.demand().keep(part, &objects.hoard)
+            thread.demand().keep_spare(part, &objects.hoard)
         };
         let threads: std::vec::Vec<_> = core::iter::repeat_with(|| enlist(objects))
             .take_while(|thread| hoards(thread))

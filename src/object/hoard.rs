@@ -1,15 +1,21 @@
-//! What all threads of a heap may keep in spares (`magazine.rs`): one sum that none of them exceeds.
+//! What all threads of a heap may keep in spares, and in room for frees, beyond a little of each class: one sum that
+//! they do not exceed.
 //!
 //! ```text
-//!   thread   fetched: counted up to 2 MiB ─▶ as much may be in spares ─▶ its part of the hoard, 32 MiB of all threads
+//!   thread   spares (`magazine.rs`): as much as it has fetched, up to 2 MiB ──╮
+//!            room for frees above 128 KiB of a class ─────────────────────────┴▶ its part of the hoard: 32 MiB of all
 //! ```
 //!
 //! A thread that fetches batches and hands all away has no part: it took the others' when fetching was what counted.
+//! And one that only drops what others have made needs no spares; when rooms have half of the hoard, its magazines stay
+//! at 128 KiB (or their first rack), and their slots go home, under the class's lock, instead of into the store.
+//! (What an allocation widens does not count.)
 //!
 //! Worked: 200 threads that each use 2 MiB, one after another, leave 104 MB resident; without the common limit they
-//! left 473 (`docs/measurements.md`).
+//! left 473. One thread makes blocks of 1 to 32 KiB, 5 MiB at a time, and 32 others drop them: 102 MiB resident instead
+//! of 759 (`docs/measurements.md`).
 //!
-//! Cost: a read-modify-write when a thread's part grows, which it does 2 MiB at most, and one when the thread ends.
+//! Cost: a read-modify-write when a thread's part grows, and one when the thread ends.
 
 #![forbid(unsafe_code)]
 
@@ -17,15 +23,26 @@ use core::cell::Cell;
 
 use crate::sync::{AtomicUsize, Ordering};
 
-/// The most KiB in the spares of a thread. One spare of each class may be there in any case.
+use super::size_class::{BATCH_SLOTS, MarkedSize};
+
+/// The bytes of a class that a thread has room for in any case, and then again in one spare. (In any case it also has
+/// room for a magazine's first rack, which is more of the largest slots.)
+pub const FREE_BYTES: usize = 128 << 10;
+
+// So rooms count for blocks of more than 1 KiB alone, whose magazines are emptied together (`resting.rs`).
+const _: () = assert!(FREE_BYTES > BATCH_SLOTS[1] * MarkedSize::MOST_BYTES);
+
+/// The most KiB in the spares of a thread, besides those.
 const SPARE_KIB: u16 = 2 << 10;
 
-/// The most KiB in the spares of all threads of a heap.
-const SPARES_KIB: usize = 32 << 10;
+/// The most KiB that all threads of a heap have, besides those; and for room only while they have less than that.
+const HOARD_KIB: usize = 32 << 10;
+const ROOM_KIB: usize = HOARD_KIB / 2;
 
-/// The KiB that all threads of a heap have in spares because they needed them before: first come, first kept, until
-/// the thread ends or is emptied. Written by a thread that else goes to the store, which shares lines anyway, and no
-/// longer once it has its part. A thread that is ended by force in mid-call may take its part with it.
+/// The KiB that all threads of a heap have in spares because they needed them before, and in room for frees: first
+/// come, first kept, until the thread ends or is emptied. Written by a thread that else goes to the store or to spans,
+/// which shares lines anyway, and no longer once it has its part. A thread that is ended by force in mid-call may take
+/// its part with it.
 #[derive(Debug)]
 pub struct Hoard(AtomicUsize);
 
@@ -35,13 +52,13 @@ impl Hoard {
         Self(AtomicUsize::new(0))
     }
 
-    /// Takes so many KiB more, if they are there; returns whether they were.
-    pub fn take(&self, kib: usize) -> bool {
+    /// Takes so many KiB more, if all are at most `most` then; returns whether they are.
+    fn take(&self, kib: usize, most: usize) -> bool {
         // Relaxed, here and below: a sum that publishes nothing. A look first: when all is taken, nobody writes.
-        if self.0.load(Ordering::Relaxed) + kib > SPARES_KIB {
+        if self.0.load(Ordering::Relaxed) + kib > most {
             return false;
         }
-        let taken = self.0.fetch_add(kib, Ordering::Relaxed) + kib <= SPARES_KIB;
+        let taken = self.0.fetch_add(kib, Ordering::Relaxed) + kib <= most;
         if !taken {
             self.give(kib);
         }
@@ -49,11 +66,18 @@ impl Hoard {
     }
 
     /// Gives so many back.
-    pub fn give(&self, kib: usize) {
+    fn give(&self, kib: usize) {
         if kib > 0 {
             // Relaxed: as above.
             self.0.fetch_sub(kib, Ordering::Relaxed);
         }
+    }
+
+    /// How many are taken.
+    #[cfg(test)]
+    pub fn taken(&self) -> usize {
+        // Relaxed: as above.
+        self.0.load(Ordering::Relaxed)
     }
 
     /// In the child of a fork: this much is taken.
@@ -63,14 +87,15 @@ impl Hoard {
     }
 }
 
-/// What a thread has needed, and what it has in spares, in KiB, so that a structure has room for it. For one thread at
-/// a time. All-zero bytes: nothing.
+/// What a thread has needed, and what it keeps beyond what it may in any case; in KiB, as a structure has no room for
+/// more. For one thread at a time. All-zero bytes: nothing.
 #[derive(Debug, Default)]
 pub struct Demand {
     /// Of the batches that had to come from elsewhere; saturates at the most that spares may have.
     fetched: Cell<u16>,
     spares: Cell<u16>,
-    /// What it has of the hoard: the most that was in spares beyond one of a class.
+    rooms: Cell<u16>,
+    /// What it has of the hoard: the most that spares and rooms have had.
     part: Cell<u16>,
 }
 
@@ -85,26 +110,50 @@ impl Demand {
         self.fetched.set((self.fetched.get() + kib(bytes)).min(SPARE_KIB));
     }
 
-    /// A spare more, needed or not.
-    pub fn add(&self, bytes: usize) {
-        self.spares.set(self.spares.get() + kib(bytes));
+    /// Counts a spare more, if all are then no more than the thread has needed, and the hoard has what they lack.
+    /// Returns whether that is so.
+    pub fn keep_spare(&self, bytes: usize, hoard: &Hoard) -> bool {
+        let spares = self.spares.get() + kib(bytes);
+        let keeps = spares <= self.fetched.get() && self.covers(spares + self.rooms.get(), HOARD_KIB, hoard);
+        if keeps {
+            self.spares.set(spares);
+        }
+        keeps
     }
 
-    /// A spare more, if all are then no more than the thread has needed, and the hoard has what they lack. Returns
-    /// whether that is so.
-    pub fn keep(&self, bytes: usize, hoard: &Hoard) -> bool {
-        let (all, part) = (self.spares.get() + kib(bytes), self.part.get());
-        if all > self.fetched.get() || all > part && !hoard.take((all - part).into()) {
+    /// Counts one less. (A user that ended in mid-call may have left too few.)
+    pub fn drop_spare(&self, bytes: usize) {
+        self.spares.set(self.spares.get().saturating_sub(kib(bytes)));
+    }
+
+    /// Counts more room, if the hoard has what that lacks. Returns whether it has.
+    pub fn keep_room(&self, bytes: usize, hoard: &Hoard) -> bool {
+        let rooms = self.rooms.get() + kib(bytes);
+        let keeps = self.covers(self.spares.get() + rooms, ROOM_KIB, hoard);
+        if keeps {
+            self.rooms.set(rooms);
+        }
+        keeps
+    }
+
+    /// Counts less.
+    pub fn drop_room(&self, bytes: usize) {
+        self.rooms.set(self.rooms.get().saturating_sub(kib(bytes)));
+    }
+
+    /// After the magazines with such room have lost it.
+    pub fn drop_rooms(&self) {
+        self.rooms.set(0);
+    }
+
+    /// Whether the thread's part is enough for so much, as it is, or with more of the hoard.
+    fn covers(&self, all: u16, most: usize, hoard: &Hoard) -> bool {
+        let part = self.part.get();
+        if all > part && !hoard.take((all - part).into(), most) {
             return false;
         }
         self.part.set(part.max(all));
-        self.spares.set(all);
         true
-    }
-
-    /// A spare less. (A user that ended in mid-call may have left too few.)
-    pub fn remove(&self, bytes: usize) {
-        self.spares.set(self.spares.get().saturating_sub(kib(bytes)));
     }
 
     /// The KiB that it has of the hoard.
@@ -112,15 +161,16 @@ impl Demand {
         self.part.get().into()
     }
 
-    /// After some have gone other than to be used: as if no more had been needed than are left.
+    /// After some spares or rooms have gone other than to be used: as if no more had been needed than are left.
     pub fn lower(&self, hoard: &Hoard) {
         let (spares, part) = (self.spares.get(), self.part.get());
+        let left = part.min(spares + self.rooms.get());
         self.fetched.set(self.fetched.get().min(spares));
-        self.part.set(part.min(spares));
-        hoard.give(part.saturating_sub(spares).into());
+        self.part.set(left);
+        hoard.give((part - left).into());
     }
 
-    /// After all spares have gone: as if none had been needed.
+    /// After all have gone: as if nothing had been needed.
     pub fn end(&self, hoard: &Hoard) {
         let part = self.part();
         self.forget();
@@ -129,7 +179,7 @@ impl Demand {
 
     /// The same, where the part is not given back.
     pub fn forget(&self) {
-        for count in [&self.fetched, &self.spares, &self.part] {
+        for count in [&self.fetched, &self.spares, &self.rooms, &self.part] {
             count.set(0);
         }
     }
@@ -137,55 +187,68 @@ impl Demand {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
     use super::*;
 
-    const PART: usize = SPARE_KIB as usize;
+    const MOST: usize = SPARE_KIB as usize;
+
+    fn needy() -> Demand {
+        let demand = Demand::default();
+        [1, 2 * MOST, 1].iter().for_each(|kib| demand.raise(kib << 10));
+        demand
+    }
 
     #[test]
     fn all_threads_together_hoard_no_more_than_the_limit() {
         let hoard = Hoard::new();
-        let taken = (0..).take_while(|_| hoard.take(PART)).count();
-        assert_eq!(taken * PART, SPARES_KIB);
-        assert!(!hoard.take(1));
-        hoard.give(PART);
-        assert!(hoard.take(PART) && !hoard.take(1));
+        let hoards = |demand: &Demand| demand.keep_spare(MOST << 10, &hoard);
+        let threads: Vec<_> = (0..).map(|_| needy()).take_while(hoards).collect();
+        assert!(threads.len() * MOST == HOARD_KIB && hoard.taken() == HOARD_KIB);
+        assert!(!needy().keep_spare(1, &hoard));
+        threads[0].end(&hoard);
+        assert!(needy().keep_spare(MOST << 10, &hoard) && !threads[0].keep_spare(1, &hoard));
         hoard.recount(0);
-        assert!(hoard.take(SPARES_KIB) && !hoard.take(1));
+        assert!(needy().keep_spare(1, &hoard) && hoard.taken() == 1);
     }
 
     #[test]
     fn a_thread_has_of_the_hoard_what_it_has_needed_and_keeps() {
-        let (hoard, demand) = (Hoard::new(), Demand::default());
-        assert!(hoard.take(SPARES_KIB - PART));
-        for kib in [1, 2 * PART, 1] {
-            demand.raise(kib << 10);
-        }
-        assert!(demand.part() == 0 && hoard.take(PART - 10), "nothing yet");
-        assert!((0..5).all(|_| demand.keep(2 << 10, &hoard)));
-        assert!(demand.part() == 10 && !hoard.take(1));
-        assert!(!demand.keep(1, &hoard), "the hoard has no more");
-        // What has been taken is enough for as much again.
-        demand.remove(2 << 10);
-        assert!(demand.keep(2 << 10, &hoard) && demand.part() == 10);
-        hoard.give(PART);
-        demand.add((PART - 10) << 10);
-        assert!(!demand.keep(1, &hoard), "the thread may have no more");
+        let (hoard, demand) = (Hoard::new(), needy());
+        assert_eq!(hoard.taken(), 0, "nothing yet");
+        assert!((0..5).all(|_| demand.keep_spare(2 << 10, &hoard)));
+        assert_eq!((demand.part(), hoard.taken()), (10, 10));
+        // What has been taken is enough for as much again, in whole KiB.
+        demand.drop_spare(2 << 10);
+        assert!(demand.keep_spare(1025, &hoard) && demand.part() == 10);
+        assert!(demand.keep_spare((MOST - 10) << 10, &hoard) && hoard.taken() == MOST);
+        assert!(!demand.keep_spare(1, &hoard), "the thread may have no more");
+        demand.drop_spare((MOST - 100) << 10);
+        demand.lower(&hoard);
+        assert_eq!((demand.part(), hoard.taken()), (100, 100));
+        assert!(!demand.keep_spare(1, &hoard), "no more than that is needed now");
+        demand.end(&hoard);
+        assert_eq!((demand.part(), hoard.taken()), (0, 0));
+        assert!(!demand.keep_spare(1, &hoard));
     }
 
     #[test]
-    fn what_a_thread_keeps_less_of_others_may_have() {
-        let (hoard, demand) = (Hoard::new(), Demand::default());
-        assert!(hoard.take(SPARES_KIB - PART));
-        demand.raise(PART << 10);
-        demand.add((PART - 1) << 10);
-        // Counted in whole KiB.
-        assert!(demand.keep(1, &hoard) && !hoard.take(1));
-        demand.remove((PART - 100) << 10);
+    fn rooms_have_half_of_the_hoard_and_spares_the_rest() {
+        let (hoard, demand, other) = (Hoard::new(), Demand::default(), needy());
+        assert!(demand.keep_room(ROOM_KIB << 10, &hoard) && !demand.keep_room(1, &hoard));
+        assert!(!other.keep_room(1, &hoard) && other.keep_spare(MOST << 10, &hoard));
+        assert_eq!(hoard.taken(), ROOM_KIB + MOST);
+        demand.drop_room(2 << 10);
+        assert!(demand.keep_room(2 << 10, &hoard), "its part is enough");
+        demand.drop_rooms();
         demand.lower(&hoard);
-        assert!(demand.part() == 100 && hoard.take(PART - 100) && !hoard.take(1));
-        assert!(!demand.keep(1, &hoard), "no more than that is needed now");
-        demand.end(&hoard);
-        assert!(demand.part() == 0 && hoard.take(100) && !hoard.take(1));
-        assert!(!demand.keep(1, &hoard));
+        assert!(demand.part() == 0 && hoard.taken() == MOST && demand.keep_room(1, &hoard));
+        // What its spares do not need any more, its rooms may have.
+        other.drop_spare(1 << 10);
+        assert!(other.keep_room(1, &hoard) && other.part() == MOST);
+        other.lower(&hoard);
+        assert!(other.part() == MOST && !other.keep_spare(1, &hoard));
     }
 }

@@ -87,6 +87,8 @@ mod preempted;
 #[cfg(test)]
 mod ended;
 #[cfg(test)]
+mod hoarding;
+#[cfg(test)]
 mod meeting;
 #[cfg(test)]
 mod annexed;

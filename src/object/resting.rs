@@ -37,9 +37,12 @@ const SAME: u16 = 0xF;
 /// The shelf's part.
 const SHELF: usize = 0;
 
+/// The part of the magazines for blocks of more than 1 KiB.
+const FLAGGED: usize = 2;
+
 /// The part that a class's magazine belongs to.
 fn part_of(class: SizeClass) -> usize {
-    if class.is_flagged() { 2 } else { 1 }
+    if class.is_flagged() { FLAGGED } else { 1 }
 }
 
 /// A set of parts.
@@ -63,6 +66,11 @@ impl Parts {
     /// Whether there is one with magazines.
     pub const fn has_slots(self) -> bool {
         self.0 & !(1 << SHELF) != 0
+    }
+
+    /// Whether the magazines for blocks of more than 1 KiB are one.
+    pub const fn has_flagged(self) -> bool {
+        self.0 >> FLAGGED & 1 != 0
     }
 
     /// Whether the magazine of a class is in one.
@@ -140,7 +148,7 @@ mod tests {
             let slots = SizeClass::all().map(|class| (class, if class == small { 100 - look } else { 2 }));
             let parts = resting.note(Prints::of(7, slots));
             assert_eq!((parts.has_shelf(), parts.has(large)), (look >= 8, look >= 8), "{look}");
-            assert!(!parts.has(small) && parts == resting.parts());
+            assert!(!parts.has(small) && parts.has_flagged() == parts.has(large) && parts == resting.parts());
         }
         // What is gone does not rest, nor what has come.
         for shelf in [0, 3] {

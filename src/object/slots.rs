@@ -8,9 +8,9 @@
 //! **Racks** carry slots, and are slots themselves (`rack.rs`): they are taken out of spans one by one, and go home
 //! again when there are too many blank ones. No class lock is held and no magazine is used meanwhile, so this does not
 //! recurse. The rack that a magazine has loaded is the thread's own (`plot.rs`), and stays with it. When there is no
-//! memory for a rack, slots move out of spans and home one by one. There, where stores and magazines are emptied for
-//! the soft limit (`relief.rs`), and where a store has far too much (`central.rs`), a call may wait for the holder of a
-//! class lock.
+//! memory for a rack, slots move out of spans and home one by one. There, where a magazine may have no more room
+//! (`hoard.rs`), where stores and magazines are emptied for the soft limit (`relief.rs`), and where a store has far too
+//! much (`central.rs`), a call may wait for the holder of a class lock.
 
 use core::ptr::NonNull;
 
@@ -19,6 +19,7 @@ use crate::source::Source;
 use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::batches::batch_bytes;
+use super::hoard::FREE_BYTES;
 use super::mark;
 use super::plot::Plot;
 use super::rack::{Few, RACKS_AT_ONCE, Rack};
@@ -220,7 +221,8 @@ impl<S: Source + 'static> Objects<S> {
         is_narrow
     }
 
-    /// Makes room in a magazine that is full or shut. Fails if there is no memory for a rack and no rack to empty.
+    /// Makes room in a magazine that is full or shut; if it may not have more, its slots go home. Fails if there is no
+    /// memory for a rack and no rack to empty.
     fn make_room(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
         if self.reopen(magazine, class) {
             return true;
@@ -232,7 +234,7 @@ impl<S: Source + 'static> Objects<S> {
         let has_room = if magazine.is_wide(class) {
             self.set_batch_aside(thread, magazine, class)
         } else {
-            self.widen(thread, magazine, magazine.next_room(class))
+            self.widen_for_frees(thread, magazine, class)
         };
         if !has_room {
             return self.give_loaded(thread, magazine, class);
@@ -266,6 +268,26 @@ impl<S: Source + 'static> Objects<S> {
         }
         magazine.load(wider);
         true
+    }
+
+    /// Widens a full magazine, beyond a little if the hoard has what that takes. (What an allocation widens does not
+    /// count: the thread has used up what it had room for.) Fails if it has not, or there is no memory.
+    fn widen_for_frees(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
+        let (room, next) = (magazine.room(), magazine.next_room(class));
+        let is_little = room == 0 || next as usize * class.bytes() <= FREE_BYTES;
+        let more = if is_little {
+            0
+        } else {
+            (next - room) as usize * class.bytes()
+        };
+        if !thread.demand().keep_room(more, &self.hoard) {
+            return false;
+        }
+        let is_wider = self.widen(thread, magazine, next);
+        if !is_wider {
+            thread.demand().drop_room(more);
+        }
+        is_wider
     }
 
     /// If another thread has emptied the magazine meanwhile: it begins as one that has no rack. Also settles it, in
@@ -591,33 +613,10 @@ mod tests {
         let resting = Resting::default();
         let shelf = (0..9).map(|_| resting.note(Prints::of(1, core::iter::empty()))).last();
         own.demand().raise(1000);
-        assert!(own.demand().keep(1000, &objects.hoard));
+        assert!(own.demand().keep_spare(1000, &objects.hoard));
         assert_eq!(objects.empty_seized(&own, shelf.unwrap()), 0);
         assert_eq!(own.demand().part(), 1);
         objects.empty_seized(&own, Parts::ALL);
         assert_eq!(own.demand().part(), 0);
-    }
-
-    /// Hoarded is what threads keep, not what they have fetched.
-    #[test]
-    fn threads_that_hand_all_away_leave_the_hoard_to_others() {
-        let (objects, layout) = (Objects::for_test(128 << 20, 64, false), Layout::new::<[u8; 4096]>());
-        let class = SizeClass::of(4096, 1).unwrap();
-        let allocate = |batches: u32| {
-            // SAFETY: never destroyed.
-            let own = unsafe { objects.enlist().unwrap().as_ref() };
-            let entered = own.enter(objects).unwrap();
-            let blocks = (0..batches * class.batch()).map(|_| objects.allocate(&entered, layout).unwrap());
-            let blocks: std::vec::Vec<_> = blocks.collect();
-            assert_eq!(own.magazine(class).spares(), 0);
-            (entered, blocks)
-        };
-        // More than each may have in spares, and all of them together.
-        (0..20).for_each(|_| _ = allocate(5));
-        let (entered, blocks) = allocate(4);
-        // SAFETY: freed with its layout, by a thread that has entered.
-        let free = |block| unsafe { objects.free(&entered, block, layout) };
-        blocks.into_iter().for_each(free);
-        assert_eq!(entered.magazine(class).spares(), 3);
     }
 }

@@ -31,7 +31,7 @@ use crate::unindexed::unindexed;
 use crate::units::PageRun;
 
 use super::batches::batch_bytes;
-use super::hoard::{Demand, Hoard};
+use super::hoard::{Demand, FREE_BYTES, Hoard};
 use super::length::Length;
 use super::magazine::Magazine;
 use super::mark;
@@ -399,28 +399,29 @@ impl Thread {
     /// The same, if there is one; a call of its own, as mostly there is none.
     fn take_a_spare(&self, magazine: &Magazine, class: SizeClass) -> Option<Rack> {
         let spare = magazine.take_spare(class)?;
-        self.demand.remove(batch_bytes(class));
+        if !may_keep_a_spare(magazine, class) {
+            self.demand.drop_spare(batch_bytes(class));
+        }
         Some(spare)
     }
 
-    /// What it has needed, and has in spares.
+    /// What it has needed, and keeps.
     pub(super) fn demand(&self) -> &Demand {
         &self.demand
     }
 
-    /// Sets a full batch aside as a spare. Returns another spare of the class in its place if there is one already, and
-    /// either the spares would have more bytes than had to come from elsewhere, or the hoard, without which the thread
-    /// may not hoard, has no more.
+    /// Sets a full batch aside as a spare. Returns another spare of the class in its place, or the batch if there is
+    /// none, if that is more than it may have in any case, and either the spares would have more bytes than had to come
+    /// from elsewhere, or the hoard, without which the thread may not hoard, has no more.
     #[must_use]
     pub(super) fn set_spare(&self, class: SizeClass, batch: Rack, hoard: Option<&Hoard>) -> Option<Rack> {
         let (magazine, bytes) = (self.magazine(class), batch_bytes(class));
         let spares = magazine.spares();
-        let keeps = |hoard| spares < Pile::MOST && self.demand.keep(bytes, hoard);
-        let other = if spares == 0 {
-            self.demand.add(bytes);
+        let keeps = |hoard| spares < Pile::MOST && self.demand.keep_spare(bytes, hoard);
+        let other = if may_keep_a_spare(magazine, class) || hoard.is_some_and(keeps) {
             None
-        } else if hoard.is_some_and(keeps) {
-            None
+        } else if spares == 0 {
+            return Some(batch);
         } else {
             magazine.take_spare(class)
         };
@@ -543,6 +544,11 @@ impl Thread {
             unsafe { leave(thread) };
         }
     }
+}
+
+/// Whether a magazine may have a spare, or one more than it has, in any case; then it does not count.
+fn may_keep_a_spare(magazine: &Magazine, class: SizeClass) -> bool {
+    magazine.spares() == 0 && batch_bytes(class) <= FREE_BYTES
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use crate::source::Source;
 use crate::sync::{Ordering, Pass};
 use crate::units::PageRun;
 
+use super::hoard::FREE_BYTES;
 use super::presence::Caller;
 use super::rack::Rack;
 use super::register::Listed;
@@ -138,7 +139,9 @@ impl<S: Source + 'static> Objects<S> {
             while let Some(batch) = thread.take_spare(class) {
                 self.store(thread, class, batch);
             }
-            if magazine.count(class) as usize * class.bytes() > INHERITED_BYTES {
+            let [slots, room] = [magazine.count(class), magazine.room()].map(|count| count as usize * class.bytes());
+            // What is inherited does not count as the next thread's.
+            if slots > INHERITED_BYTES || room > FREE_BYTES {
                 self.strip(thread, cache, class);
             } else if magazine.room() > 0 {
                 // An open rack stays open: the keeper has been told of its room, or was awake. But of these classes the
@@ -190,6 +193,9 @@ impl<S: Source + 'static> Objects<S> {
         if parts == Parts::ALL {
             thread.demand().end(&self.hoard);
         } else if parts.has_slots() {
+            if parts.has_flagged() {
+                thread.demand().drop_rooms();
+            }
             thread.demand().lower(&self.hoard);
         }
         pages += self.give_stock(thread, cache);
@@ -586,10 +592,8 @@ mod tests {
             // SAFETY: never destroyed.
             let own = unsafe { thread.as_ref() };
             own.demand().raise(2 << 20);
-            assert!(
-                own.demand().keep(2 << 20, &objects.hoard),
-                "a part of the hoard, in round {round}"
-            );
+            let hoards = own.demand().keep_spare(2 << 20, &objects.hoard);
+            assert!(hoards, "a part of the hoard, in round {round}");
             assert!(own.cache().is_some(), "a cache of pages, in round {round}");
             // Relaxed: one thread.
             assert_eq!(objects.cached.load(Ordering::Relaxed), 1);
