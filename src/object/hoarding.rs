@@ -106,3 +106,40 @@ fn what_a_thread_has_room_for_no_more_others_may_have() {
         objects.empty(&own, None);
     }
 }
+
+/// With blocks of all classes, few of them or many, in one order or another.
+#[test]
+fn a_plot_is_as_long_as_what_is_used_at_a_time() {
+    let objects = Objects::for_test(128 << 20, 64, false);
+    let own = enter(objects);
+    let use_all = |count: u32| {
+        for class in SizeClass::all() {
+            let layout = Layout::from_size_align(class.bytes(), 8).unwrap();
+            let blocks: Vec<_> = (0..count.min(3 * class.batch()))
+                .map(|_| objects.allocate(&own, layout).unwrap())
+                .collect();
+            // SAFETY: freed with their layout, by a thread that has entered.
+            blocks
+                .into_iter()
+                .for_each(|block| unsafe { objects.free(&own, block, layout) });
+        }
+    };
+    let empty = || {
+        objects.empty(&own, None);
+        own.plot().pages().0
+    };
+    use_all(1);
+    let few = empty();
+    (0..100).for_each(|_| {
+        use_all(1);
+        empty();
+    });
+    assert_eq!(empty(), few);
+    for count in [7, 40, 200, 2000, 2000, 7, 200] {
+        use_all(count);
+        empty();
+    }
+    assert!(few <= 2 && empty() <= 21, "{few}, {}", empty());
+    objects.flush(&own);
+    assert_eq!(own.plot().pages().0, 0);
+}

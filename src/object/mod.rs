@@ -66,6 +66,7 @@ mod tables;
 mod stats;
 mod snapshot;
 mod check;
+mod fresh;
 mod slots;
 mod racks;
 mod transfer;

@@ -16,7 +16,7 @@ use core::ptr::NonNull;
 
 use crate::fatal::{self, Number};
 use crate::source::Source;
-use crate::units::{PageCount, PageIndex, PageRun};
+use crate::units::{PageIndex, PageRun};
 
 use super::batches::batch_bytes;
 use super::hoard::FREE_BYTES;
@@ -29,10 +29,6 @@ use super::{Magazine, Objects, Seat, Thread};
 
 /// How far apart the slots should be that two threads allocate: two cache lines, which some processors fetch together.
 const APART_BYTES: usize = 128;
-
-/// The most new spans that slots are taken from at once, and their bytes: these count as backed, used or not.
-const FRESH_SPANS: usize = 4;
-const FRESH_BYTES: usize = 64 << 10;
 
 // A rack on the stack has room for them.
 const _: () = assert!(RACKS_AT_ONCE <= Few::ROOM);
@@ -433,33 +429,6 @@ impl<S: Source + 'static> Objects<S> {
         filled.is_some()
     }
 
-    /// Takes up to `wanted` slots of a class from a new span into a blank rack, the lowest last. Spans of slots of more
-    /// than 1 KiB have few, so who wants many, as a thread does that has come a few times, gets several spans and comes
-    /// less often. (For smaller slots that saves instructions, and no time: pops wait for the slots.)
-    #[inline]
-    fn take_fresh(&self, cache: Option<usize>, class: SizeClass, wanted: u32, rack: &mut Rack) {
-        let Some(run) = self.new_span(cache, class) else { return };
-        if class.is_flagged() {
-            self.take_further(cache, class, wanted, rack);
-        }
-        let left = wanted - rack.len();
-        self.central(class).take_fresh(&self.spans, class, run, left, rack);
-    }
-
-    /// Takes slots from further new spans, if memory is not scarce, and leaves a span's to be taken.
-    fn take_further(&self, cache: Option<usize>, class: SizeClass, wanted: u32, rack: &mut Rack) {
-        let several = wanted.min((FRESH_BYTES / class.bytes()) as u32) / class.slots();
-        if several > 1 && self.heap.grown() < self.heap.limit() && !self.is_over() {
-            let mut runs = [None; FRESH_SPANS - 1];
-            let fresh = (1..several).map_while(|_| self.new_span(cache, class));
-            runs.iter_mut().zip(fresh).for_each(|(place, run)| *place = Some(run));
-            for run in runs.into_iter().flatten().rev() {
-                let left = wanted - rack.len();
-                self.central(class).take_fresh(&self.spans, class, run, left, rack);
-            }
-        }
-    }
-
     /// A slot of a class, contents untouched.
     pub(super) fn take_slot(&self, cache: Option<usize>, class: SizeClass) -> Option<NonNull<u8>> {
         let mut few = Few::default();
@@ -511,12 +480,6 @@ impl<S: Source + 'static> Objects<S> {
         }
         pages
     }
-
-    fn new_span(&self, cache: Option<usize>, class: SizeClass) -> Option<PageRun> {
-        let run = self.pages(cache, PageCount(class.pages()))?.run;
-        self.covers(cache, run)?;
-        Some(run)
-    }
 }
 
 #[cfg(test)]
@@ -567,27 +530,6 @@ mod tests {
         // Wherever it lies; and none of them is lost.
         assert!(blocks.iter().step_by(101).all(|&block| magazine.has(block, class)));
         assert_eq!(magazine.spares(), spares);
-    }
-
-    /// But not of smaller slots, nor of longer spans, nor above the soft limit, nor at the limit.
-    #[test]
-    fn who_wants_a_batch_gets_slots_of_several_new_spans_in_order() {
-        for (size, one, several) in [(896, 9, 9), (2048, 8, 32), (4096, 8, 16), (8192, 8, 8)] {
-            let ((objects, own), class) = (enter(), SizeClass::of(size, 8).unwrap());
-            let come = |wanted| {
-                let mut rack = objects.blank(&own, class.batch()).unwrap();
-                objects.take_fresh(None, class, wanted, &mut rack);
-                assert!(rack.slots().is_sorted_by(|one, next| one > next), "{rack:?}");
-                rack.len()
-            };
-            assert_eq!([4, class.batch(), one + 1].map(come), [4, several, one], "{size}");
-            objects.heap.set_soft_limit(PageCount(0));
-            assert_eq!(come(class.batch()), one, "{size}");
-            objects.heap.set_soft_limit(PageCount(usize::MAX));
-            assert_eq!(come(class.batch()), several, "{size}");
-            objects.heap.set_limit(objects.heap.grown());
-            assert_eq!(come(class.batch()), one, "{size}");
-        }
     }
 
     /// Also where all slots of the class's spans are out.

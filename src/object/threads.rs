@@ -480,45 +480,6 @@ mod tests {
         assert!(made < 100, "{made} calls for a flush");
     }
 
-    /// With blocks of all classes, few of them or many, in one order or another.
-    #[test]
-    fn a_plot_is_as_long_as_what_is_used_at_a_time() {
-        let objects = Objects::for_test(128 << 20, 64, false);
-        // SAFETY: never destroyed.
-        let own: &'static Thread = unsafe { objects.enlist().unwrap().as_ref() };
-        let entered = own.enter(objects).unwrap();
-        let use_all = |count: u32| {
-            for class in SizeClass::all() {
-                let layout = Layout::from_size_align(class.bytes(), 8).unwrap();
-                let blocks: std::vec::Vec<_> = (0..count.min(3 * class.batch()))
-                    .map(|_| objects.allocate(&entered, layout).unwrap())
-                    .collect();
-                // SAFETY: freed with their layout, by a thread that has entered.
-                blocks
-                    .into_iter()
-                    .for_each(|block| unsafe { objects.free(&entered, block, layout) });
-            }
-        };
-        let empty = || {
-            objects.empty(&entered, None);
-            own.plot().pages().0
-        };
-        use_all(1);
-        let few = empty();
-        (0..100).for_each(|_| {
-            use_all(1);
-            empty();
-        });
-        assert_eq!(empty(), few);
-        for count in [7, 40, 200, 2000, 2000, 7, 200] {
-            use_all(count);
-            empty();
-        }
-        assert!(few <= 2 && empty() <= 21, "{few}, {}", empty());
-        objects.flush(&entered);
-        assert_eq!(own.plot().pages().0, 0);
-    }
-
     /// Each class has a limit, and so have all together.
     #[test]
     fn the_stores_of_all_classes_hold_no_more_than_their_limit() {
