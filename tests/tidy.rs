@@ -104,6 +104,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "src/object/thread.rs",
     "src/object/spans.rs",
     "src/object/flag.rs",
+    "src/object/share.rs",
     "src/object/shared.rs",
     "src/object/threads.rs",
     "src/source/interpreted.rs",

@@ -15,8 +15,9 @@
 //! finds the lock held for longer than a short critical section takes them from a fresh span, which no other thread
 //! knows yet, and queues the span for the next holder of the lock: the span has *arrived*. That holder links it before
 //! it does anything else, so before the first slot can come back to it. A thread that finds the lock held while it
-//! brings a batch stores the batch, even if the store is full. But if that has twice what it may have, it waits first,
-//! four milliseconds at most: else threads that drop what others have allocated fill it without end.
+//! brings a batch stores the batch, even if the store is full. But if that has twice what it may have, or if the thread
+//! has no room for more and may not have more (`hoard.rs`), it waits first, four milliseconds at most: else threads
+//! that drop what others have allocated fill the store, or their magazines, without end.
 //!
 //! Only slots are handled under the lock, never the heap of pages: growing, freeing and system calls happen outside.
 //!
@@ -59,7 +60,7 @@ pub struct Central {
     released: AtomicU64,
 }
 
-/// How many milliseconds a thread waits for a class's lock where the store has far too much.
+/// How many milliseconds a thread waits for a class's lock where the store has far too much, or the hoard nothing.
 const WAITS: u32 = 4;
 
 /// A class's figures.
@@ -247,6 +248,15 @@ impl Central {
     pub fn give_soon(&self, spans: &Spans, class: SizeClass, rack: &mut Rack) -> Option<Option<PageIndex>> {
         spans.prefetch(class, rack.slots());
         let _guard = self.hold_soon(spans, class)?;
+        Some(self.give_held(spans, class, rack))
+    }
+
+    /// Like [`give`](Self::give), unless the lock is held for some milliseconds: the holder may have no processor.
+    #[must_use]
+    pub fn give_within(&self, spans: &Spans, class: SizeClass, rack: &mut Rack) -> Option<Option<PageIndex>> {
+        spans.prefetch(class, rack.slots());
+        let wait = || self.hold_within(spans, class, WAITS);
+        let _guard = self.hold_soon(spans, class).or_else(wait)?;
         Some(self.give_held(spans, class, rack))
     }
 

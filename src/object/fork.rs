@@ -267,8 +267,8 @@ mod tests {
     fn a_child_counts_its_own_thread_alone() {
         let (objects, part) = (heap(), 2 << 20);
         let hoards = |thread: &Thread| {
-            thread.demand().raise(part);
-            thread.demand().keep_spare(part, &objects.hoard)
+            thread.demand().raise(part, &objects.hoard);
+            thread.demand().keep_spare(part, false, &objects.hoard)
         };
         let threads: std::vec::Vec<_> = core::iter::repeat_with(|| enlist(objects))
             .take_while(|thread| hoards(thread))

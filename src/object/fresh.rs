@@ -41,7 +41,11 @@ impl<S: Source + 'static> Objects<S> {
     /// Takes slots from further new spans, if memory is not scarce, and leaves a span's to be taken.
     fn take_further(&self, cache: Option<usize>, class: SizeClass, wanted: u32, rack: &mut Rack) {
         let several = wanted.min((FRESH_BYTES / class.bytes()) as u32) / class.slots();
-        if several > 1 && self.heap.grown() < self.heap.limit() && !self.is_over() {
+        let is_scarce = || {
+            let pages = PageCount((several as usize - 1) * class.pages());
+            self.is_over() || self.heap.is_stuck(pages)
+        };
+        if several > 1 && !is_scarce() {
             let mut runs = [None; FRESH_SPANS - 1];
             let fresh = (1..several).map_while(|_| self.new_span(cache, class));
             runs.iter_mut().zip(fresh).for_each(|(place, run)| *place = Some(run));

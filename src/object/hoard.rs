@@ -32,8 +32,11 @@ pub const FREE_BYTES: usize = 128 << 10;
 // So rooms count for blocks of more than 1 KiB alone, whose magazines are emptied together (`resting.rs`).
 const _: () = assert!(FREE_BYTES > BATCH_SLOTS[1] * MarkedSize::MOST_BYTES);
 
-/// The most KiB in the spares of a thread, besides those.
+/// The most KiB in the spares of a thread, besides those; but one of each class, if all threads have less than theirs.
 const SPARE_KIB: u16 = 2 << 10;
+
+/// A thread that has fetched so many KiB, and kept no spare meanwhile, gives back what it has of the hoard for nothing.
+const IDLE_KIB: u16 = 4 * SPARE_KIB;
 
 /// The most KiB that all threads of a heap have, besides those; and for room only while they have less than that.
 const HOARD_KIB: usize = 32 << 10;
@@ -65,6 +68,12 @@ impl Hoard {
         taken
     }
 
+    /// Takes so many KiB more, however many are taken.
+    fn take_anyway(&self, kib: usize) {
+        // Relaxed: as above.
+        self.0.fetch_add(kib, Ordering::Relaxed);
+    }
+
     /// Gives so many back.
     fn give(&self, kib: usize) {
         if kib > 0 {
@@ -91,7 +100,8 @@ impl Hoard {
 /// more. For one thread at a time. All-zero bytes: nothing.
 #[derive(Debug, Default)]
 pub struct Demand {
-    /// Of the batches that had to come from elsewhere; saturates at the most that spares may have.
+    /// Of the batches that had to come from elsewhere. Beyond the most that spares may have, it counts since a spare
+    /// was last kept.
     fetched: Cell<u16>,
     spares: Cell<u16>,
     rooms: Cell<u16>,
@@ -105,18 +115,27 @@ fn kib(bytes: usize) -> u16 {
 }
 
 impl Demand {
-    /// Counts a batch that had to come from elsewhere, or a part of one.
-    pub fn raise(&self, bytes: usize) {
-        self.fetched.set((self.fetched.get() + kib(bytes)).min(SPARE_KIB));
+    /// Counts a batch that had to come from elsewhere, or a part of one. If the thread has long kept none, it hands all
+    /// away, and what it has of the hoard is of no use.
+    pub fn raise(&self, bytes: usize, hoard: &Hoard) {
+        self.fetched.set((self.fetched.get() + kib(bytes)).min(IDLE_KIB));
+        if self.fetched.get() == IDLE_KIB {
+            self.give_back(hoard);
+        }
     }
 
-    /// Counts a spare more, if all are then no more than the thread has needed, and the hoard has what they lack.
-    /// Returns whether that is so.
-    pub fn keep_spare(&self, bytes: usize, hoard: &Hoard) -> bool {
+    /// Counts a spare more, if all are then no more than the thread has needed, or, if this is the first of its class,
+    /// the thread has needed as much as that one; and if the hoard has what they lack. Returns whether that is so.
+    pub fn keep_spare(&self, bytes: usize, is_first: bool, hoard: &Hoard) -> bool {
         let spares = self.spares.get() + kib(bytes);
-        let keeps = spares <= self.fetched.get() && self.covers(spares + self.rooms.get(), HOARD_KIB, hoard);
+        let (needed, fetched) = (
+            if is_first { kib(bytes) } else { spares },
+            self.fetched.get().min(SPARE_KIB),
+        );
+        let keeps = needed <= fetched && self.covers(spares + self.rooms.get(), HOARD_KIB, hoard);
         if keeps {
             self.spares.set(spares);
+            self.fetched.set(fetched);
         }
         keeps
     }
@@ -134,6 +153,16 @@ impl Demand {
             self.rooms.set(rooms);
         }
         keeps
+    }
+
+    /// The same, though the hoard has none.
+    pub fn keep_room_anyway(&self, bytes: usize, hoard: &Hoard) {
+        self.rooms.set(self.rooms.get() + kib(bytes));
+        let (all, part) = (self.spares.get() + self.rooms.get(), self.part.get());
+        if all > part {
+            hoard.take_anyway((all - part).into());
+            self.part.set(all);
+        }
     }
 
     /// Counts less.
@@ -163,9 +192,14 @@ impl Demand {
 
     /// After some spares or rooms have gone other than to be used: as if no more had been needed than are left.
     pub fn lower(&self, hoard: &Hoard) {
-        let (spares, part) = (self.spares.get(), self.part.get());
-        let left = part.min(spares + self.rooms.get());
-        self.fetched.set(self.fetched.get().min(spares));
+        self.fetched.set(self.fetched.get().min(self.spares.get()));
+        self.give_back(hoard);
+    }
+
+    /// Gives back what it has of the hoard and does not use.
+    fn give_back(&self, hoard: &Hoard) {
+        let part = self.part.get();
+        let left = part.min(self.spares.get() + self.rooms.get());
         self.part.set(left);
         hoard.give((part - left).into());
     }
@@ -195,50 +229,52 @@ mod tests {
 
     const MOST: usize = SPARE_KIB as usize;
 
-    fn needy() -> Demand {
+    fn needy(hoard: &Hoard) -> Demand {
         let demand = Demand::default();
-        [1, 2 * MOST, 1].iter().for_each(|kib| demand.raise(kib << 10));
+        [1, 2 * MOST, 1].iter().for_each(|kib| demand.raise(kib << 10, hoard));
         demand
     }
 
     #[test]
     fn all_threads_together_hoard_no_more_than_the_limit() {
         let hoard = Hoard::new();
-        let hoards = |demand: &Demand| demand.keep_spare(MOST << 10, &hoard);
-        let threads: Vec<_> = (0..).map(|_| needy()).take_while(hoards).collect();
+        let hoards = |demand: &Demand| demand.keep_spare(MOST << 10, false, &hoard);
+        let threads: Vec<_> = (0..).map(|_| needy(&hoard)).take_while(hoards).collect();
         assert!(threads.len() * MOST == HOARD_KIB && hoard.taken() == HOARD_KIB);
-        assert!(!needy().keep_spare(1, &hoard));
+        assert!(!needy(&hoard).keep_spare(1, false, &hoard));
         threads[0].end(&hoard);
-        assert!(needy().keep_spare(MOST << 10, &hoard) && !threads[0].keep_spare(1, &hoard));
+        assert!(needy(&hoard).keep_spare(MOST << 10, false, &hoard) && !threads[0].keep_spare(1, false, &hoard));
         hoard.recount(0);
-        assert!(needy().keep_spare(1, &hoard) && hoard.taken() == 1);
+        assert!(needy(&hoard).keep_spare(1, false, &hoard) && hoard.taken() == 1);
     }
 
     #[test]
     fn a_thread_has_of_the_hoard_what_it_has_needed_and_keeps() {
-        let (hoard, demand) = (Hoard::new(), needy());
+        let hoard = Hoard::new();
+        let demand = needy(&hoard);
         assert_eq!(hoard.taken(), 0, "nothing yet");
-        assert!((0..5).all(|_| demand.keep_spare(2 << 10, &hoard)));
+        assert!((0..5).all(|_| demand.keep_spare(2 << 10, false, &hoard)));
         assert_eq!((demand.part(), hoard.taken()), (10, 10));
         // What has been taken is enough for as much again, in whole KiB.
         demand.drop_spare(2 << 10);
-        assert!(demand.keep_spare(1025, &hoard) && demand.part() == 10);
-        assert!(demand.keep_spare((MOST - 10) << 10, &hoard) && hoard.taken() == MOST);
-        assert!(!demand.keep_spare(1, &hoard), "the thread may have no more");
+        assert!(demand.keep_spare(1025, false, &hoard) && demand.part() == 10);
+        assert!(demand.keep_spare((MOST - 10) << 10, false, &hoard) && hoard.taken() == MOST);
+        assert!(!demand.keep_spare(1, false, &hoard), "the thread may have no more");
         demand.drop_spare((MOST - 100) << 10);
         demand.lower(&hoard);
         assert_eq!((demand.part(), hoard.taken()), (100, 100));
-        assert!(!demand.keep_spare(1, &hoard), "no more than that is needed now");
+        assert!(!demand.keep_spare(1, false, &hoard), "no more than that is needed now");
         demand.end(&hoard);
         assert_eq!((demand.part(), hoard.taken()), (0, 0));
-        assert!(!demand.keep_spare(1, &hoard));
+        assert!(!demand.keep_spare(1, false, &hoard));
     }
 
     #[test]
     fn rooms_have_half_of_the_hoard_and_spares_the_rest() {
-        let (hoard, demand, other) = (Hoard::new(), Demand::default(), needy());
+        let (hoard, demand) = (Hoard::new(), Demand::default());
+        let other = needy(&hoard);
         assert!(demand.keep_room(ROOM_KIB << 10, &hoard) && !demand.keep_room(1, &hoard));
-        assert!(!other.keep_room(1, &hoard) && other.keep_spare(MOST << 10, &hoard));
+        assert!(!other.keep_room(1, &hoard) && other.keep_spare(MOST << 10, false, &hoard));
         assert_eq!(hoard.taken(), ROOM_KIB + MOST);
         demand.drop_room(2 << 10);
         assert!(demand.keep_room(2 << 10, &hoard), "its part is enough");
@@ -249,6 +285,47 @@ mod tests {
         other.drop_spare(1 << 10);
         assert!(other.keep_room(1, &hoard) && other.part() == MOST);
         other.lower(&hoard);
-        assert!(other.part() == MOST && !other.keep_spare(1, &hoard));
+        assert!(other.part() == MOST && !other.keep_spare(1, false, &hoard));
+    }
+
+    /// Each class may have one, of a thread that has fetched as much once.
+    #[test]
+    fn first_spares_may_be_more_than_a_thread_has_needed() {
+        let (hoard, demand) = (Hoard::new(), Demand::default());
+        demand.raise(100 << 10, &hoard);
+        assert!(!demand.keep_spare(101 << 10, true, &hoard));
+        let keeps = |_: &usize| demand.keep_spare(100 << 10, true, &hoard);
+        assert_eq!((0..).take_while(keeps).count(), HOARD_KIB / 100);
+        assert!(!demand.keep_spare(1, false, &hoard) && demand.keep_spare(1, true, &hoard));
+    }
+
+    /// It kept spares once, and hands all away since then. Rooms stay.
+    #[test]
+    fn a_thread_that_keeps_no_spare_any_more_gives_its_part_back() {
+        let hoard = Hoard::new();
+        let demand = needy(&hoard);
+        assert!(demand.keep_room(10 << 10, &hoard) && demand.keep_spare(MOST << 10, false, &hoard));
+        for _ in 0..2 {
+            demand.drop_spare(MOST << 10);
+            (0..2).for_each(|_| demand.raise(MOST << 10, &hoard));
+            assert_eq!(hoard.taken(), 10 + MOST, "it may yet keep some");
+            assert!(demand.keep_spare(MOST << 10, false, &hoard));
+        }
+        demand.drop_spare(MOST << 10);
+        (0..4).for_each(|_| demand.raise(MOST << 10, &hoard));
+        assert_eq!((hoard.taken(), demand.part()), (10, 10));
+        assert!(demand.keep_spare(MOST << 10, false, &hoard) && hoard.taken() == 10 + MOST);
+    }
+
+    /// Where a lock's holder has no processor.
+    #[test]
+    fn what_is_kept_anyway_counts_and_goes_back() {
+        let (hoard, demand) = (Hoard::new(), Demand::default());
+        hoard.take_anyway(ROOM_KIB);
+        assert!(!demand.keep_room(1, &hoard));
+        demand.keep_room_anyway(5 << 10, &hoard);
+        assert_eq!((hoard.taken(), demand.part()), (ROOM_KIB + 5, 5));
+        demand.end(&hoard);
+        assert_eq!((hoard.taken(), demand.part()), (ROOM_KIB, 0));
     }
 }

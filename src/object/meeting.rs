@@ -424,8 +424,8 @@ fn a_childs_structures_are_shut_and_counted() {
     use_once(objects, layout);
     let (other, class) = (objects.commons.other(1).unwrap(), SizeClass::of(200, 1).unwrap());
     let magazine = other.thread.magazine(class);
-    other.thread.demand().raise(1 << 20);
-    assert!(other.thread.demand().keep_spare(1 << 20, &objects.hoard));
+    other.thread.demand().raise(1 << 20, &objects.hoard);
+    assert!(other.thread.demand().keep_spare(1 << 20, false, &objects.hoard));
     assert!(magazine.count(class) > 0 && !magazine.is_shut());
     let counted = objects.stats().magazine_bytes;
     assert_eq!(counted, magazine.count(class) as usize * class.bytes());

@@ -69,6 +69,7 @@ mod check;
 mod fresh;
 mod slots;
 mod racks;
+mod share;
 mod transfer;
 mod run;
 mod twice;

@@ -45,16 +45,20 @@ fn take_all_pages(objects: &Objects<Region>) {
 
 #[test]
 fn who_finds_the_lock_held_takes_a_fresh_span_and_fills_the_store() {
-    for (size, count) in [
-        (8, 5000),
-        (16, 5000),
-        (64, 5000),
-        (1000, 3000),
-        (20_000, 500),
-        (32 << 10, 300),
+    for (size, count, hoarded) in [
+        (8, 5000, 0),
+        (16, 5000, 0),
+        (64, 5000, 0),
+        (1000, 3000, 0),
+        (20_000, 500, 0),
+        (32 << 10, 300, 0),
+        // All that magazines may have room for: it waits, but not without end.
+        (4096, 300, 32 << 10),
+        (20_000, 500, 32 << 10),
     ] {
         let (objects, layout) = (heap(), Layout::from_size_align(size, 8).unwrap());
         let class = SizeClass::of(size, 8).unwrap();
+        objects.hoard.recount(hoarded);
         let held = objects.central(class).lock.lock();
         let mut blocks: Vec<_> = (0..count).map(|_| take(objects, layout)).collect();
         for round in 0..4 * count {

@@ -256,6 +256,8 @@ impl<T: Listed> Register<T> {
     fn make_vacant(&self, thread: &T) {
         let own = thread.listing();
         own.presence.leave();
+        // The next user keeps something else.
+        own.resting.forget();
         if own.place.replace(Place::Vacant) == Place::Used {
             own.next_vacant.set(self.vacant.get());
             self.vacant.set(thread);
@@ -448,6 +450,7 @@ mod tests {
 
     use crate::sync::Owner;
 
+    use super::super::resting::Prints;
     use super::*;
 
     /// A structure that counts how often one of them is looked at.
@@ -528,6 +531,19 @@ mod tests {
         assert_eq!(holding(), [4, 3, 2, 1]);
         register.give(NonNull::from(in_hand));
         assert_eq!(holding(), [4, 2, 1]);
+    }
+
+    #[test]
+    fn what_rests_is_forgotten_with_its_user() {
+        let looks = Cell::new(0);
+        let desks = desks(1, &looks);
+        let register = Register::new();
+        register.add(NonNull::from(&desks[0]), Caller::current());
+        let note = || desks[0].listing.resting().note(Prints::of(7, core::iter::empty()));
+        while !note().any() {}
+        end(&register, &desks[0]);
+        assert!(register.take(Caller::current()).is_some());
+        assert!(!desks[0].listing.resting().parts().any() && !note().any());
     }
 
     #[test]

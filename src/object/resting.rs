@@ -125,6 +125,11 @@ impl Resting {
         self.parts()
     }
 
+    /// As if nothing had been seen yet.
+    pub fn forget(&self) {
+        self.0.iter().for_each(|part| part.set(0));
+    }
+
     /// The parts that rested when it was noted last.
     pub fn parts(&self) -> Parts {
         let rests = |part: &usize| self.0[*part].get() & SAME == LOOKS_TO_REST;

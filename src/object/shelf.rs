@@ -161,15 +161,22 @@ impl Shelf {
         self.pages().0 + usize::from(self.has_share())
     }
 
-    /// How many pages of runs of this length may go on its list all at once: none if there are any.
-    pub fn room_for(&self, length: Length) -> PageCount {
+    /// What its lists may hold: at least a page if it has a share.
+    pub fn most(&self) -> PageCount {
+        // Relaxed: see above.
+        PageCount(self.most.load(Ordering::Relaxed) as usize)
+    }
+
+    /// How many pages of runs of this length may go on its list all at once, given what all lists may hold: none if
+    /// there are any.
+    pub fn room_for(&self, length: Length, most: PageCount) -> PageCount {
         let Some(wanted) = self.wanted.get(length.index()).filter(|_| !self.is_listed(length)) else {
             return PageCount::ZERO;
         };
-        // Relaxed, three times: see above.
+        // Relaxed, twice: see above.
         let wanted = usize::from(wanted.load(Ordering::Relaxed)) * length.pages();
-        let (most, listed) = (self.most.load(Ordering::Relaxed), self.listed.load(Ordering::Relaxed));
-        PageCount(wanted.min(most.saturating_sub(listed) as usize))
+        let listed = self.listed.load(Ordering::Relaxed) as usize;
+        PageCount(wanted.min(most.0.saturating_sub(listed)))
     }
 
     /// Takes over runs of this length that lay aside, for which there is room. The first one is the caller's, the

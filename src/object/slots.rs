@@ -178,7 +178,7 @@ impl<S: Source + 'static> Objects<S> {
         if !few && !is_wide {
             is_wider = self.widen(thread, magazine, magazine.next_room(class));
         } else if !few && let Some(batch) = self.spans.take_batch(class, thread.hint()) {
-            thread.demand().raise(batch_bytes(class));
+            thread.demand().raise(batch_bytes(class), &self.hoard);
             return self.load_batch(thread, magazine, class, batch);
         }
         let Some(mut rack) = magazine.unload() else {
@@ -193,7 +193,7 @@ impl<S: Source + 'static> Objects<S> {
         };
         self.take_slots(thread.cache(), class, wanted, &mut rack);
         if is_wide && !few {
-            thread.demand().raise(rack.len() as usize * class.bytes());
+            thread.demand().raise(rack.len() as usize * class.bytes(), &self.hoard);
         }
         magazine.load(rack);
         self.keep_below(thread);
@@ -227,12 +227,25 @@ impl<S: Source + 'static> Objects<S> {
         if self.is_to_be_small(magazine, class) && self.bring_home(thread, magazine, class) {
             return true;
         }
-        let has_room = if magazine.is_wide(class) {
+        let is_wide = magazine.is_wide(class);
+        let more = if is_wide {
+            0
+        } else {
+            Self::counted_room(magazine, class)
+        };
+        if !thread.demand().keep_room(more, &self.hoard) {
+            if self.give_loaded_within(thread, magazine, class) {
+                return true;
+            }
+            thread.demand().keep_room_anyway(more, &self.hoard);
+        }
+        let has_room = if is_wide {
             self.set_batch_aside(thread, magazine, class)
         } else {
-            self.widen_for_frees(thread, magazine, class)
+            self.widen(thread, magazine, magazine.next_room(class))
         };
         if !has_room {
+            thread.demand().drop_room(more);
             return self.give_loaded(thread, magazine, class);
         }
         self.tell_room(class, magazine.room());
@@ -266,24 +279,15 @@ impl<S: Source + 'static> Objects<S> {
         true
     }
 
-    /// Widens a full magazine, beyond a little if the hoard has what that takes. (What an allocation widens does not
-    /// count: the thread has used up what it had room for.) Fails if it has not, or there is no memory.
-    fn widen_for_frees(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
+    /// How many bytes of room count, if frees widen this magazine: beyond a little, all. (What an allocation widens
+    /// does not: the thread takes as many slots at once.)
+    fn counted_room(magazine: &Magazine, class: SizeClass) -> usize {
         let (room, next) = (magazine.room(), magazine.next_room(class));
-        let is_little = room == 0 || next as usize * class.bytes() <= FREE_BYTES;
-        let more = if is_little {
+        if room == 0 || next as usize * class.bytes() <= FREE_BYTES {
             0
         } else {
             (next - room) as usize * class.bytes()
-        };
-        if !thread.demand().keep_room(more, &self.hoard) {
-            return false;
         }
-        let is_wider = self.widen(thread, magazine, next);
-        if !is_wider {
-            thread.demand().drop_room(more);
-        }
-        is_wider
     }
 
     /// If another thread has emptied the magazine meanwhile: it begins as one that has no rack. Also settles it, in
@@ -367,6 +371,18 @@ impl<S: Source + 'static> Objects<S> {
         magazine
             .edit(|rack| self.give_slots(thread.cache(), class, rack))
             .is_some()
+    }
+
+    /// The same, unless the class lock is held for some milliseconds. Returns whether it did.
+    #[cold]
+    fn give_loaded_within(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
+        let leaving = magazine
+            .edit(|rack| self.central(class).give_within(&self.spans, class, rack))
+            .flatten();
+        if let Some(leaving) = leaving {
+            self.give_spans(thread.cache(), class, leaving);
+        }
+        leaving.is_some()
     }
 
     /// Sends the loaded slots home and leaves the magazine without a rack. Returns how many pages that freed.
@@ -510,7 +526,7 @@ mod tests {
         let blocks: std::vec::Vec<_> = (0..60 * class.batch())
             .map(|_| objects.allocate(&own, layout).unwrap())
             .collect();
-        own.demand().raise(2 << 20);
+        own.demand().raise(2 << 20, &objects.hoard);
         // SAFETY: freed with its layout, by a thread that has entered.
         let free = |&block| unsafe { objects.free(&own, block, layout) };
         blocks.iter().for_each(free);
@@ -554,8 +570,8 @@ mod tests {
         let (objects, own) = enter();
         let resting = Resting::default();
         let shelf = (0..9).map(|_| resting.note(Prints::of(1, core::iter::empty()))).last();
-        own.demand().raise(1000);
-        assert!(own.demand().keep_spare(1000, &objects.hoard));
+        own.demand().raise(1000, &objects.hoard);
+        assert!(own.demand().keep_spare(1000, false, &objects.hoard));
         assert_eq!(objects.empty_seized(&own, shelf.unwrap()), 0);
         assert_eq!(own.demand().part(), 1);
         objects.empty_seized(&own, Parts::ALL);

@@ -417,7 +417,7 @@ impl Thread {
     pub(super) fn set_spare(&self, class: SizeClass, batch: Rack, hoard: Option<&Hoard>) -> Option<Rack> {
         let (magazine, bytes) = (self.magazine(class), batch_bytes(class));
         let spares = magazine.spares();
-        let keeps = |hoard| spares < Pile::MOST && self.demand.keep_spare(bytes, hoard);
+        let keeps = |hoard| spares < Pile::MOST && self.demand.keep_spare(bytes, spares == 0, hoard);
         let other = if may_keep_a_spare(magazine, class) || hoard.is_some_and(keeps) {
             None
         } else if spares == 0 {

@@ -552,8 +552,8 @@ mod tests {
             let thread = objects.enlist().unwrap();
             // SAFETY: never destroyed.
             let own = unsafe { thread.as_ref() };
-            own.demand().raise(2 << 20);
-            let hoards = own.demand().keep_spare(2 << 20, &objects.hoard);
+            own.demand().raise(2 << 20, &objects.hoard);
+            let hoards = own.demand().keep_spare(2 << 20, false, &objects.hoard);
             assert!(hoards, "a part of the hoard, in round {round}");
             assert!(own.cache().is_some(), "a cache of pages, in round {round}");
             // Relaxed: one thread.

@@ -31,7 +31,6 @@ use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::aside::{Lot, MOST_ASIDE};
 use super::length::{Length, pages_for};
-use super::shelf::Shelf;
 use super::size_class::PAGE_BYTES;
 use super::span::Span;
 use super::{Objects, Thread};
@@ -140,48 +139,16 @@ impl<S: Source + 'static> Objects<S> {
             let waited_for = self.heap.pass();
             (self.heap.scavenges(PageIndex(0)), waited_for)
         };
-        let (lot, _passes) = self.aside.take_lot(pages, shelf.room_for(length), enter)?;
-        Some(shelf.take_lot(&self.spans, length, lot))
-    }
-
-    /// What the lists of a thread's shelf may hold at the moment.
-    #[inline]
-    pub(super) fn share_of_shelf(&self) -> PageCount {
-        // Relaxed: a number by itself.
-        Shelf::share_of(self.heap.limit(), self.shelves.load(Ordering::Relaxed))
-    }
-
-    /// Sets anew what the thread's shelf may hold, after it had nothing to offer. One without a share gets it with the
-    /// first run that its lists are to take: here only if a lot may be there for it.
-    #[inline]
-    pub(super) fn share_shelves(&self, thread: &Thread) {
-        if thread.shelf().has_share() || self.aside.has_any() {
+        let share = if shelf.has_share() {
+            shelf.most()
+        } else {
+            self.next_share()
+        };
+        let (lot, _passes) = self.aside.take_lot(pages, shelf.room_for(length, share), enter)?;
+        if lot.runs() > 1 {
             self.give_share(thread);
         }
-    }
-
-    /// Puts a block of this length on a list that has refused it, if that was for want of a share, and it may have one.
-    /// Returns whether it did.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn put_with_share(&self, thread: &Thread, length: Length, start: PageIndex, entry: &Span) -> bool {
-        let shelf = thread.shelf();
-        if shelf.has_share() || !shelf.is_wanted(length) {
-            return false;
-        }
-        self.give_share(thread);
-        shelf.put_listed(length, start, entry)
-    }
-
-    /// Gives the thread's shelf a share, as many as have one. It counts from now on, if it had none.
-    fn give_share(&self, thread: &Thread) {
-        let shelf = thread.shelf();
-        if !shelf.has_share() {
-            // First, as `clear_shelf` does it last: where a thread ends in between, one is counted too many, for good.
-            // Relaxed: a number by itself.
-            self.shelves.fetch_add(1, Ordering::Relaxed);
-        }
-        shelf.share(self.share_of_shelf());
+        Some(shelf.take_lot(&self.spans, length, lot))
     }
 
     /// Gives what lies aside back to the heap: pages are needed, or somebody looks for free ones. Called before each
@@ -235,26 +202,30 @@ impl<S: Source + 'static> Objects<S> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     extern crate std;
 
     use super::super::Moved;
     use super::super::aside::MOST_RUNS;
     use super::super::keeper;
     use super::super::length::MOST_PAGES;
-    use super::super::resting::Parts;
     use super::super::thread::Staying;
     use super::*;
     use crate::heap::Above;
     use crate::source::Region;
     use crate::sync::ASIDE;
 
-    fn layout(pages: usize) -> Layout {
+    pub(in super::super) fn layout(pages: usize) -> Layout {
         Layout::from_size_align(pages * PAGE_BYTES, 8).unwrap()
     }
 
     /// Frees a block as `GlobalHeap` does. Returns whether it went in a lot.
-    fn drop_large(objects: &Objects<Region>, thread: &Thread, memory: NonNull<u8>, layout: Layout) -> bool {
+    pub(in super::super) fn drop_large(
+        objects: &Objects<Region>,
+        thread: &Thread,
+        memory: NonNull<u8>,
+        layout: Layout,
+    ) -> bool {
         let length = Length::of(layout);
         if objects.shelve(thread, memory, length) {
             return false;
@@ -271,134 +242,15 @@ mod tests {
     }
 
     /// Two threads' structures of one heap.
-    fn two(objects: &'static Objects<Region>) -> [Staying<'static>; 2] {
+    pub(in super::super) fn two(objects: &'static Objects<Region>) -> [Staying<'static>; 2] {
         // SAFETY: never destroyed.
         [0; 2].map(|_| unsafe { objects.enlist().unwrap().as_ref() }.enter(objects).unwrap())
     }
 
     /// A block, first of all from the thread's shelf.
-    fn make(objects: &Objects<Region>, thread: &Thread, layout: Layout) -> NonNull<u8> {
+    pub(in super::super) fn make(objects: &Objects<Region>, thread: &Thread, layout: Layout) -> NonNull<u8> {
         let shelved = Length::of(layout).and_then(|length| objects.run_from_shelf(thread, length));
         shelved.or_else(|| objects.allocate(thread, layout)).unwrap()
-    }
-
-    /// So many blocks of this layout, allocated and then freed. How many are on the thread's shelf afterwards.
-    fn use_many(objects: &Objects<Region>, thread: &Thread, layout: Layout, count: usize) -> usize {
-        let made: std::vec::Vec<_> = (0..count).map(|_| make(objects, thread, layout)).collect();
-        made.into_iter()
-            .for_each(|block| _ = drop_large(objects, thread, block, layout));
-        thread.shelf().pages().0 / Length::of(layout).unwrap().pages()
-    }
-
-    /// Relaxed: one thread.
-    fn shelves(objects: &Objects<Region>) -> usize {
-        objects.shelves.load(Ordering::Relaxed)
-    }
-
-    /// Beside 64 of them a thread's list had room for 3 such runs.
-    #[test]
-    fn threads_without_large_blocks_have_no_share_of_what_shelves_may_hold() {
-        let objects = Objects::for_test(256 << 20, 128, false);
-        let ([worker, other], buffer) = (two(objects), layout(13));
-        for _ in 0..32 {
-            let idle = two(objects);
-            idle.iter().for_each(|idle| {
-                assert!(objects.allocate(idle, Layout::new::<[u8; 64]>()).is_some());
-                assert!(objects.allocate(idle, layout(MOST_PAGES + 1)).is_some());
-            });
-        }
-        assert_eq!((shelves(objects), use_many(objects, &worker, buffer, 50)), (0, 50));
-        assert_eq!(shelves(objects), 1);
-        let whole = objects.share_of_shelf();
-        // Nor has one with a block at a time, which goes in its hand, before it has two.
-        (0..2).for_each(|_| _ = use_many(objects, &other, buffer, 1));
-        assert_eq!(shelves(objects), 1);
-        assert_eq!(use_many(objects, &other, buffer, 2), 2);
-        assert_eq!((shelves(objects), objects.share_of_shelf().0), (2, whole.0 / 2));
-    }
-
-    /// By whomever, and it has a share again with the next large block.
-    #[test]
-    fn a_shelf_has_a_share_until_it_is_emptied() {
-        let objects = Objects::for_test(64 << 20, 2, false);
-        let ([own, other], buffer) = (two(objects), layout(13));
-        use_many(objects, &other, buffer, 2);
-        let ways: [&dyn Fn(); 5] = [
-            &|| _ = objects.flush(&own),
-            &|| objects.part(&own),
-            &|| _ = objects.empty_seized(&own, Parts::ALL),
-            &|| _ = objects.clear_shelf_alone(&own, None),
-            &|| {
-                objects.heap.set_soft_limit(PageCount(1));
-                objects.keep_below(&own);
-                objects.heap.set_soft_limit(PageCount(usize::MAX));
-            },
-        ];
-        for (number, empty) in ways.iter().enumerate() {
-            for _ in 0..3 {
-                assert_eq!(use_many(objects, &own, buffer, 5), 5);
-                assert!(shelves(objects) == 2 && own.shelf().has_share());
-            }
-            (0..2).for_each(|_| empty());
-            let left = (shelves(objects), own.shelf().has_share(), own.shelf().pages());
-            assert_eq!(left, (1, false, PageCount::ZERO), "way {number}");
-        }
-    }
-
-    /// It goes on using the two blocks that lay on its shelf: nothing is there.
-    #[test]
-    fn a_thread_that_rests_has_no_share() {
-        let objects = Objects::for_test(64 << 20, 4, false);
-        // SAFETY: never destroyed.
-        let [rests, works]: [&Thread; 2] = [(); 2].map(|()| unsafe { objects.enlist().unwrap().as_ref() });
-        let entered = rests.enter(objects).unwrap();
-        use_many(objects, &entered, layout(13), 2);
-        let _in_use = [(); 2].map(|()| make(objects, &entered, layout(13)));
-        assert_eq!(rests.shelf().pages(), PageCount::ZERO);
-        drop(entered);
-        for look in 1..=9 {
-            use_many(objects, &works.enter(objects).unwrap(), layout(13), 1 + look);
-            assert_eq!(shelves(objects), 2, "look {look}");
-            objects.trim(false);
-        }
-        let left = [rests, works].map(|thread| thread.shelf().has_share());
-        assert_eq!(left, [!objects.reaches_threads(), true]);
-        assert_eq!(shelves(objects), left.iter().filter(|&&has| has).count());
-    }
-
-    /// Such a heap takes the shelf's runs, and share, each time it takes pages. What is dropped then goes on lists all
-    /// the same, for the next such blocks.
-    #[test]
-    fn lists_serve_a_heap_that_stays_over_its_soft_limit() {
-        let objects = Objects::for_test(64 << 20, 2, false);
-        let [own, _] = two(objects);
-        objects.heap.set_soft_limit(PageCount(1));
-        for _ in 0..3 {
-            assert_eq!(use_many(objects, &own, layout(13), 16), 16);
-        }
-        let grown = objects.stats().pages.in_use;
-        assert_eq!(
-            (use_many(objects, &own, layout(13), 16), objects.stats().pages.in_use),
-            (16, grown)
-        );
-    }
-
-    /// At most twice the heap's part, once they all have looked how many they are.
-    #[test]
-    fn the_lists_of_all_threads_are_limited_together() {
-        let objects = Objects::for_test(1 << 30, 16, false);
-        let (threads, buffer) = ([0; 6].map(|_| two(objects)), layout(16));
-        let use_all = || {
-            let counts = threads.iter().flatten().map(|thread| {
-                // All but the one in the hand.
-                use_many(objects, thread, buffer, 250) - 1
-            });
-            counts.sum::<usize>() * 16
-        };
-        use_all();
-        let (listed, whole) = (use_all(), Shelf::share_of(objects.heap.limit(), 1).0);
-        assert!((whole..2 * whole).contains(&listed), "{listed} of {whole}");
-        assert_eq!(shelves(objects), 12);
     }
 
     /// Who dropped it keeps one; the other gets the rest back, all of them by the first request.
