@@ -34,6 +34,9 @@ pub(super) struct Account<B> {
     whole_huge_pages: bool,
     reserved: AtomicUsize,
     blocks: AtomicUsize,
+    /// The length of the shortest block that the backing has refused since it last granted one, or got one back;
+    /// `usize::MAX` if none. It may have room again, so this only says how often to ask.
+    refused: AtomicUsize,
 }
 
 impl<B: Backing> Account<B> {
@@ -47,6 +50,7 @@ impl<B: Backing> Account<B> {
             whole_huge_pages: config.whole_huge_pages,
             reserved: AtomicUsize::new(0),
             blocks: AtomicUsize::new(0),
+            refused: AtomicUsize::new(usize::MAX),
         }
     }
 
@@ -60,11 +64,13 @@ impl<B: Backing> Account<B> {
         self.reserve(bytes)
             .map_err(|left| ArenaError::new(Reason::Limit, layout, left))?;
         let Some(block) = self.backing.take(bytes, align) else {
-            // Relaxed: a number by itself.
+            // Relaxed, twice: numbers by themselves.
             self.reserved.fetch_sub(bytes, Ordering::Relaxed);
+            self.refused.fetch_min(bytes, Ordering::Relaxed);
             return Err(ArenaError::new(Reason::NoPages, layout, self.left()));
         };
-        // Relaxed: a statistic.
+        // Relaxed, twice: advice, and a statistic.
+        self.refused.store(usize::MAX, Ordering::Relaxed);
         self.blocks.fetch_add(1, Ordering::Relaxed);
         debug_assert_eq!(
             block.memory.len(),
@@ -72,6 +78,23 @@ impl<B: Backing> Account<B> {
             "a block is whole pages, and no more than asked"
         );
         Ok(block)
+    }
+
+    /// Whether the backing has not even a block of `least`, its size and alignment: to be asked before requests that
+    /// begin at `most` bytes and go down to this one. If none of these was refused of late, this does not ask, and says
+    /// no. Otherwise it asks once; a block that it gets goes back, since a longer one may be there.
+    pub(super) fn is_full(&self, most: usize, least: (usize, usize)) -> bool {
+        if self.refused() > most {
+            return false;
+        }
+        match self.take_exactly(least, Layout::new::<u8>()) {
+            Ok(block) => {
+                // SAFETY: taken here, whole, and nothing has used it.
+                unsafe { self.give(block.memory) };
+                false
+            }
+            Err(error) => error.reason() == Reason::NoPages,
+        }
     }
 
     /// Gives a block back.
@@ -82,7 +105,8 @@ impl<B: Backing> Account<B> {
     pub(super) unsafe fn give(&self, memory: NonNull<[u8]>) {
         // SAFETY: the caller's promise.
         unsafe { self.backing.give(memory) };
-        // Relaxed, twice: numbers by themselves.
+        // Relaxed, throughout: numbers by themselves.
+        self.refused.store(usize::MAX, Ordering::Relaxed);
         self.reserved.fetch_sub(memory.len(), Ordering::Relaxed);
         self.blocks.fetch_sub(1, Ordering::Relaxed);
     }
@@ -165,6 +189,12 @@ impl<B: Backing> Account<B> {
     pub(super) fn reserved(&self) -> usize {
         // Relaxed: a number by itself.
         self.reserved.load(Ordering::Relaxed)
+    }
+
+    /// The length of the shortest block that the backing has just refused; `usize::MAX` if it has not.
+    pub(super) fn refused(&self) -> usize {
+        // Relaxed: advice.
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// Bytes that may still be taken under the limit.

@@ -190,9 +190,9 @@ pub(super) fn room_for(layout: Layout) -> Option<usize> {
 /// bytes. Contents are not dropped, except those of a [`boxed`](Self::boxed) value.
 ///
 /// Before the arena refuses an object, it looks for room in what [`Local`](super::Local)s have left. An object that
-/// finds its place there takes 0.7 µs at a limit, and 4 if the backing has no more pages and is asked each time. What
-/// has to move to grow (a `Vec`, or a slice or text of unknown length) does not go there: each place that it outgrows
-/// would be lost until the reset.
+/// finds its place there takes 0.7 µs, at a limit or if the backing has no more pages: but that is asked once each time,
+/// and a [`GlobalHeap`](crate::GlobalHeap) takes some 30 µs to say no. What has to move to grow (a `Vec`, or a slice or
+/// text of unknown length) does not go there: each place that it outgrows would be lost until the reset.
 ///
 /// ```
 /// use pageheap::arena::Arena;
@@ -315,9 +315,9 @@ impl<B: Backing> Arena<B> {
         self.slabs.would_cut(bytes)
     }
 
-    /// Takes a new piece for `layout`, head included.
-    pub(super) fn take_piece(&self, layout: Layout) -> Result<NonNull<Piece>, ArenaError> {
-        let (memory, bytes, is_block) = self.slabs.take_piece(layout)?;
+    /// Takes a new piece for `layout`, head included; see [`Slabs::take_piece`] for `again`.
+    pub(super) fn take_piece(&self, layout: Layout, again: bool) -> Result<NonNull<Piece>, ArenaError> {
+        let (memory, bytes, is_block) = self.slabs.take_piece(layout, again)?;
         let piece = memory.cast::<Piece>();
         // SAFETY: new, the caller's alone, at least as large and aligned as its head.
         unsafe { piece.write(Piece::new(bytes, is_block)) };

@@ -22,7 +22,7 @@ use core::ptr::{self, NonNull};
 use super::account::Account;
 use super::backing::Backing;
 use super::cursor::{MOST_BYTES, grains, padding};
-use super::error::ArenaError;
+use super::error::{ArenaError, Reason};
 use crate::bitmap::ones;
 use crate::sync::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -109,6 +109,23 @@ impl<B: Backing> Account<B> {
         // SAFETY: as above.
         unsafe { foot.write(Foot::new(block)) };
         Ok(foot)
+    }
+
+    /// Takes a slab of `bytes` bytes, foot included, or half, or a quarter, … down to `least`. Each request may be a
+    /// system call: so no number of pages is requested twice, and of a backing that is still full only the least.
+    pub(super) fn take_slab(&self, bytes: usize, least: usize) -> Result<NonNull<Foot>, ArenaError> {
+        let mut bytes = bytes.max(least);
+        let layout = self.block_layout(least - FOOT_BYTES, 1)?;
+        let shortest = self.block_size(layout)?;
+        if self.is_full(bytes, shortest) {
+            return Err(ArenaError::new(Reason::NoPages, layout, self.left()));
+        }
+        loop {
+            match self.take_block(bytes - FOOT_BYTES, 1) {
+                Err(_) if bytes > shortest.0 => bytes = (bytes / 2).max(least),
+                done => return done,
+            }
+        }
     }
 
     /// The size of such a block.

@@ -143,7 +143,7 @@ impl Pieces {
         if is_large {
             let roomy = Some(roomy(layout)).filter(|wish| self.has_left && arena.would_cut(HEAD_BYTES + wish.size()));
             let piece = roomy
-                .and_then(|wish| self.take(arena, layout, wish).ok())
+                .and_then(|wish| self.take(arena, layout, wish, false).ok())
                 .map_or_else(|| self.take_any(arena, layout), Ok)?;
             return Self::whole(piece, layout);
         }
@@ -151,7 +151,7 @@ impl Pieces {
         let wishes = steps(step, HEAD_BYTES + need.max(LEAST_BYTES))
             .map(|step| Layout::from_size_align(step - HEAD_BYTES, GRAIN).unwrap_or(layout));
         let piece = wishes
-            .map(|wish| self.take(arena, least, wish))
+            .map(|wish| self.take(arena, least, wish, false))
             .find_map(Result::ok)
             .map_or_else(|| self.take_any(arena, layout), Ok)?;
         *room = self.begin(piece);
@@ -199,12 +199,13 @@ impl Pieces {
     }
 
     /// Takes a piece with room for `least`: a rewound one, one of the first that other locals have left, or a new one
-    /// for `wish`, for which all rewound ones are given back.
+    /// for `wish`, for which all rewound ones are given back. See `Slabs::take_piece` for `again`.
     fn take<B: Backing>(
         &mut self,
         arena: &Arena<B>,
         least: Layout,
         wish: Layout,
+        again: bool,
     ) -> Result<NonNull<Piece>, ArenaError> {
         let bytes = room_for(wish).and_then(|room| room.checked_add(HEAD_BYTES));
         let new = bytes.and_then(|bytes| Layout::from_size_align(bytes, align_of::<Piece>()).ok());
@@ -215,7 +216,7 @@ impl Pieces {
             Some(piece) => piece,
             None => {
                 self.give_back(arena);
-                arena.take_piece(new)?
+                arena.take_piece(new, again)?
             }
         };
         Ok(self.add(piece))
@@ -224,7 +225,7 @@ impl Pieces {
     /// Takes a piece with room for `layout`, and for no more if it is new. Before a refusal more of what was left is
     /// examined.
     fn take_any<B: Backing>(&mut self, arena: &Arena<B>, layout: Layout) -> Result<NonNull<Piece>, ArenaError> {
-        self.take(arena, layout, layout).or_else(|error| {
+        self.take(arena, layout, layout, true).or_else(|error| {
             let left = room_for(layout).and_then(|room| arena.take_left(room, LAST_LOOKS));
             left.map(|piece| self.add(piece)).ok_or(error.asked_for(layout))
         })

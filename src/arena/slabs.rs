@@ -24,7 +24,8 @@
 //! that was ever in use at one time. The same holds for a block that a [`Local`](super::Local) gives back.
 //!
 //! **Before a request is refused**, any spare slab will do for it; then spare memory is returned to the backing, if
-//! that may make room. Reserved memory stays.
+//! that may make room. Reserved memory stays. A request to the backing may be a system call, or make a heap collect what
+//! it keeps: so a full one is asked once for each request here, for the shortest block that will do.
 //!
 //! Growth takes a lock, and is not lock-free, by choice. Two threads that need a slab at once would both take one, and
 //! at the limit one of them would be refused while the other returns its slab.
@@ -137,7 +138,7 @@ impl<B: Backing> Slabs<B> {
             let size = size.clamp(LEAST_BYTES, MOST_SLAB_BYTES);
             // If the limit has no room for a whole slab, the requested bytes may still fit.
             let least = if self.slab_bytes == 0 { FIRST_BYTES } else { missing };
-            let slab = self.new_slab(size, least.clamp(LEAST_BYTES, size))?;
+            let slab = self.account.take_slab(size, least.clamp(LEAST_BYTES, size))?;
             // SAFETY: the arena is ours alone, and the foot new.
             unsafe { self.queues[RESERVED].spare.push(slab) };
         }
@@ -165,14 +166,15 @@ impl<B: Backing> Slabs<B> {
     }
 
     /// Allocates a piece of at least the layout's size, aligned to no more than a page. Returns how many bytes it has,
-    /// and whether it is a block of its own, all of it: such a piece can be [given back](Self::give_piece).
-    pub(super) fn take_piece(&self, layout: Layout) -> Result<(NonNull<u8>, usize, bool), ArenaError> {
+    /// and whether it is a block of its own, all of it: such a piece can be [given back](Self::give_piece). If it is to
+    /// be cut from a slab that the backing refused the last time, the backing is asked only if `again`.
+    pub(super) fn take_piece(&self, layout: Layout, again: bool) -> Result<(NonNull<u8>, usize, bool), ArenaError> {
         let bytes = grains(layout.size());
         if let Some(memory) = self.cursor.bump(layout.size(), layout.align()) {
             return Ok((memory, bytes, false));
         }
         let _guard = self.lock.lock();
-        let (memory, block) = self.grow_locked(layout)?;
+        let (memory, block) = self.grow_locked(layout, again)?;
         // SAFETY: under the lock; the block has just been given to this piece. (Where pages are less aligned than a
         // piece, it may begin behind the block's first byte.)
         unsafe {
@@ -208,11 +210,12 @@ impl<B: Backing> Slabs<B> {
     #[inline(never)]
     fn grow(&self, layout: Layout) -> Result<NonNull<u8>, ArenaError> {
         let _guard = self.lock.lock();
-        Ok(self.grow_locked(layout)?.0)
+        Ok(self.grow_locked(layout, true)?.0)
     }
 
-    /// Allocates under the lock. Also returns the foot of the block, if it is for this object alone.
-    fn grow_locked(&self, layout: Layout) -> Result<Cut, ArenaError> {
+    /// Allocates under the lock. Also returns the foot of the block, if it is for this object alone. See
+    /// [`take_piece`](Self::take_piece) for `again`.
+    fn grow_locked(&self, layout: Layout, again: bool) -> Result<Cut, ArenaError> {
         if let Some(memory) = self.cursor.bump(layout.size(), layout.align()) {
             return Ok((memory, None));
         }
@@ -224,8 +227,12 @@ impl<B: Backing> Slabs<B> {
         if let Some(memory) = QUEUES.into_iter().find_map(|queue| self.grow_into(queue, layout)) {
             return Ok((memory, None));
         }
+        if !again && self.account.refused() <= self.account.block_bytes(bytes, 1)? {
+            return Err(ArenaError::new(Reason::NoPages, layout, self.account.left()));
+        }
         let slab_bytes = self.next_slab_bytes();
-        let slab = self.insist(bytes, 1, || self.new_slab(slab_bytes, bytes + FOOT_BYTES));
+        let attempt = || self.account.take_slab(slab_bytes, bytes + FOOT_BYTES);
+        let slab = self.insist(attempt(), bytes, 1, attempt);
         let slab = slab.map_err(|error| error.asked_for(layout))?;
         // SAFETY: under the lock; the slab is new, and has the room.
         Ok((unsafe { self.open(DEMANDED, slab, layout) }, None))
@@ -251,10 +258,10 @@ impl<B: Backing> Slabs<B> {
         let kept = unsafe { self.blocks.kept.take(need.max(unit), near) };
         let block = match kept.map_or_else(|| self.account.take_block(bytes, align), Ok) {
             Ok(block) => block,
-            Err(_) => match QUEUES.into_iter().find_map(|queue| self.grow_into(queue, layout)) {
+            Err(error) => match QUEUES.into_iter().find_map(|queue| self.grow_into(queue, layout)) {
                 Some(memory) => return Ok((memory, None)),
                 None => self
-                    .insist(bytes, align, || self.account.take_block(bytes, align))
+                    .insist(Err(error), bytes, align, || self.account.take_block(bytes, align))
                     .map_err(|error| error.asked_for(layout))?,
             },
         };
@@ -339,20 +346,21 @@ impl<B: Backing> Slabs<B> {
         NonNull::new(self.current.load(Ordering::Relaxed))
     }
 
-    /// Returns the outcome of `attempt`, which needs room for `bytes` bytes, after returning spare memory that may
-    /// help.
+    /// Returns the outcome of an attempt to take a block, which needs room for `bytes` bytes: of the first one, or of
+    /// `attempt` after returning spare memory that may help.
     fn insist(
         &self,
+        mut done: Result<NonNull<Foot>, ArenaError>,
         bytes: usize,
         align: usize,
         attempt: impl Fn() -> Result<NonNull<Foot>, ArenaError>,
     ) -> Result<NonNull<Foot>, ArenaError> {
-        loop {
-            match attempt() {
-                Err(error) if self.make_room(error.reason(), bytes, align) => {}
-                done => return done,
-            }
+        while let Err(error) = done
+            && self.make_room(error.reason(), bytes, align)
+        {
+            done = attempt();
         }
+        done
     }
 
     /// Returns spare memory that was not reserved to the backing, if that may help a request for a block that was
@@ -440,17 +448,6 @@ impl<B: Backing> Slabs<B> {
             bytes => bytes.clamp(LEAST_BYTES, MOST_SLAB_BYTES),
         };
         bytes.next_multiple_of(self.account.page_bytes())
-    }
-
-    /// Takes a slab of `bytes` bytes, or half, or a quarter, … down to `least`.
-    fn new_slab(&self, bytes: usize, least: usize) -> Result<NonNull<Foot>, ArenaError> {
-        let mut bytes = bytes.max(least);
-        loop {
-            match self.account.take_block(bytes - FOOT_BYTES, 1) {
-                Err(_) if bytes > least => bytes = (bytes / 2).max(least),
-                done => return done,
-            }
-        }
     }
 
     /// Frees everything allocated, and keeps the slabs. O(1), plus a call to the backing for each large block returned.

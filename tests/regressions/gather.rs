@@ -256,9 +256,9 @@ fn without_the_barrier_owners_go_on() {
 
 /// A backing that counts requests, and has room for so many bytes.
 #[derive(Default)]
-struct Few {
-    asked: AtomicUsize,
-    room: AtomicUsize,
+pub struct Few {
+    pub asked: AtomicUsize,
+    pub room: AtomicUsize,
 }
 
 // SAFETY: memory of the system allocator, each block once.
@@ -280,6 +280,7 @@ unsafe impl Backing for Few {
     }
 
     unsafe fn give(&self, memory: NonNull<[u8]>) {
+        self.room.fetch_add(memory.len(), Ordering::Relaxed);
         // SAFETY: of this length and alignment. Slots of these tests are aligned to less.
         unsafe {
             alloc::dealloc(

@@ -13,6 +13,7 @@ mod debts;
 #[cfg(target_os = "linux")]
 #[path = "../common/filter.rs"]
 mod filter;
+mod full;
 mod gather;
 mod holes;
 mod idle;
