@@ -24,8 +24,8 @@
 //! that was ever in use at one time. The same holds for a block that a [`Local`](super::Local) gives back.
 //!
 //! **Before a request is refused**, any spare slab will do for it; then spare memory is returned to the backing, if
-//! that may make room. Reserved memory stays. A request to the backing may be a system call, or make a heap collect what
-//! it keeps: so a full one is asked once for each request here, for the shortest block that will do.
+//! that may make room. Reserved memory stays. A request to the backing may be a system call, or make a heap collect
+//! what it keeps: so a full one is asked once for each request here, for the shortest block that will do.
 //!
 //! Growth takes a lock, and is not lock-free, by choice. Two threads that need a slab at once would both take one, and
 //! at the limit one of them would be refused while the other returns its slab.

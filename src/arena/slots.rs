@@ -193,8 +193,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
         Ok(())
     }
 
-    /// The entry of the `index`th slab, from 1. (Never through a reference to the whole array, one of whose entries may
-    /// be being written.)
+    /// The entry of the `index`th slab, from 1. (Not by a reference to the whole array: an entry may be being written.)
     #[inline(always)]
     fn entry(&self, index: usize) -> *mut Slab {
         self.directory.get().cast::<Slab>().wrapping_add(index)
@@ -345,8 +344,7 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
     /// Statistics, given that `live` of the slots are allocated.
     pub(super) fn stats(&self, live: u64) -> ArenaStats {
         let used = self.used();
-        // Slots are used from the first on, even after a reset. So the number of slots ever used is the most ever used
-        // at once.
+        // Slots are used from the first on, even after a reset: so as many as were ever used were so at once.
         let most_used = used.max(self.most_used) * self.bytes;
         ArenaStats {
             limit: self.account.limit(),
@@ -431,10 +429,12 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
     /// Takes a slab of up to `room` slots: as many as possible, and at least `least`, unless the limit leaves fewer.
     fn take_slab(&self, start: u32, room: u32, mut least: u32) -> Option<Slab> {
         let (mut count, mut padded) = (room, 0);
-        // Halves, or eighths where the backing has just refused all of these: each request may be a system call.
-        // Relaxed: under the lock.
-        let step = 2 << (2 * self.refused.load(Ordering::Relaxed));
+        let shortest = self.account.rounded(self.shape(least)?.1).ok()?;
         if let Some((_, layout)) = self.shape(room) {
+            // Each request may be a system call: so a backing that is still full is asked for the least only.
+            if self.account.is_full(layout.size(), shortest) {
+                return None;
+            }
             // Fewer, but in whole huge pages, if the last one would have fewer slots for each byte.
             let (size, whole) = (layout.size(), self.account.whole(layout.size()));
             let (fits, longer) = (self.fitting(whole), whole.saturating_add(self.account.unit(size)));
@@ -443,9 +443,8 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             }
         }
         while count >= least {
-            let fewer = if count > least { (count / step).max(least) } else { 0 };
             let Some((_, layout)) = self.shape(count) else {
-                count = fewer;
+                count = (count / 2).max(least);
                 continue;
             };
             let size = layout.size().max(core::mem::take(&mut padded));
@@ -460,7 +459,8 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
                     least = least.min(count).max(1);
                     count
                 }
-                Err(_) => fewer,
+                Err(_) if size > shortest.0 => (count / 2).max(least),
+                Err(_) => 0,
             };
         }
         None
