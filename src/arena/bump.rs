@@ -191,7 +191,7 @@ pub(super) fn room_for(layout: Layout) -> Option<usize> {
 ///
 /// Before the arena refuses an object, it looks for room in what [`Local`](super::Local)s have left. An object that
 /// finds its place there takes 0.7 µs, at a limit or if the backing has no more pages. But then the backing is asked
-/// once each time, and a [`GlobalHeap`](crate::GlobalHeap) takes some 30 µs to say no. What has to move to grow (a
+/// once each time, and a [`GlobalHeap`](crate::GlobalHeap) takes some 15 µs to say no. What has to move to grow (a
 /// `Vec`, or a slice or text of unknown length) does not go there: each place that it outgrows would be lost until the
 /// reset.
 ///

@@ -11,7 +11,8 @@
 //! A local takes pieces from its arena and bumps a pointer in the newest. When a piece is full but still the last thing
 //! cut from the arena, it is extended in place (also for its last block, when that grows). So a single-threaded program
 //! has one long piece. Otherwise a new piece is taken, and the rest of the old one is lost until the end of the scope
-//! or the reset. An object larger than half a piece gets one of its own.
+//! or the reset. An object larger than half a piece gets one of its own, and the next piece is longer: so objects of up
+//! to 32 KiB share pieces, from the third on at the latest.
 //!
 //! All pieces are linked in the order in which they were taken. Rewinding to a [`Checkpoint`] unlinks those newer than
 //! it. They wait in a list to be reused, so a scope that is entered a million times takes its pieces once.
@@ -139,12 +140,15 @@ impl Pieces {
         if steps(step, need).any(|step| self.lengthen(room, arena, step.max(need))) {
             return room.cut(layout).map_or_else(|| self.refill(room, arena, layout), Ok);
         }
-        let is_large = size > step / 2 || layout.align() > step / 8;
-        if is_large {
+        let is_large = |step: usize| size > step / 2 || layout.align() > step / 8;
+        if is_large(step) {
             let roomy = Some(roomy(layout)).filter(|wish| self.has_left && arena.would_cut(HEAD_BYTES + wish.size()));
             let piece = roomy
                 .and_then(|wish| self.take(arena, layout, wish, false).ok())
                 .map_or_else(|| self.take_any(arena, layout), Ok)?;
+            if !is_large(LARGEST_BYTES) {
+                self.step = (step * GROWTH).min(LARGEST_BYTES);
+            }
             return Self::whole(piece, layout);
         }
         let least = Layout::from_size_align(size.max(LEAST_BYTES), layout.align()).unwrap_or(layout);

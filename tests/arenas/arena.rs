@@ -271,6 +271,27 @@ fn a_local_uses_what_there_is_up_to_the_limit() -> Result<(), ArenaError> {
     Ok(())
 }
 
+/// Regression: objects of more than half the first piece, or aligned to much, had a piece each, for ever.
+#[test]
+fn objects_of_a_few_kilobytes_share_pieces() -> Result<(), ArenaError> {
+    let layouts = [(3072, 1), (10_000, 1), (30_000, 8), (16, 1024), (4096, 4096)];
+    for (size, align) in layouts {
+        let arena = Arena::new();
+        let (local, layout) = (arena.local(), Layout::from_size_align(size, align).expect("a layout"));
+        let places: Vec<usize> = (0..1000)
+            .map(|_| local.allocate(layout).map(|block| block.addr().get()))
+            .collect::<Result<_, _>>()?;
+        // The first two may have pieces of their own. And some pieces end where a slab does.
+        let distance = size.next_multiple_of(align.max(8));
+        let apart = places.windows(2).filter(|pair| pair[1] != pair[0] + distance).count();
+        assert!(apart <= 30, "{layout:?}: {apart} are not right behind the one before");
+        drop(local);
+        let allocated = arena.stats().allocated;
+        assert!(allocated <= 1020 * distance, "{layout:?}: {allocated} bytes");
+    }
+    Ok(())
+}
+
 #[test]
 fn locals_that_come_and_go_use_what_others_left() -> Result<(), ArenaError> {
     let arena = Arena::new();
