@@ -11,8 +11,8 @@
 //! A local takes pieces from its arena and bumps a pointer in the newest. When a piece is full but still the last thing
 //! cut from the arena, it is extended in place (also for its last block, when that grows). So a single-threaded program
 //! has one long piece. Otherwise a new piece is taken, and the rest of the old one is lost until the end of the scope
-//! or the reset. An object larger than half a piece gets one of its own, and the next piece is longer: so objects of up
-//! to 32 KiB share pieces, from the third on at the latest.
+//! or the reset. An object larger than half a piece gets one of its own; if it has up to 8 KiB, the next piece is
+//! longer, so that such objects share pieces, from the third on at the latest.
 //!
 //! All pieces are linked in the order in which they were taken. Rewinding to a [`Checkpoint`] unlinks those newer than
 //! it. They wait in a list to be reused, so a scope that is entered a million times takes its pieces once.
@@ -140,13 +140,13 @@ impl Pieces {
         if steps(step, need).any(|step| self.lengthen(room, arena, step.max(need))) {
             return room.cut(layout).map_or_else(|| self.refill(room, arena, layout), Ok);
         }
-        let is_large = |step: usize| size > step / 2 || layout.align() > step / 8;
-        if is_large(step) {
+        if size > (step - HEAD_BYTES) / 2 || layout.align() > step / 8 {
             let roomy = Some(roomy(layout)).filter(|wish| self.has_left && arena.would_cut(HEAD_BYTES + wish.size()));
             let piece = roomy
                 .and_then(|wish| self.take(arena, layout, wish, false).ok())
                 .map_or_else(|| self.take_any(arena, layout), Ok)?;
-            if !is_large(LARGEST_BYTES) {
+            // Of larger objects too few would share a piece: what is lost at its end would be much.
+            if size.max(layout.align()) <= LARGEST_BYTES / 8 {
                 self.step = (step * GROWTH).min(LARGEST_BYTES);
             }
             return Self::whole(piece, layout);
