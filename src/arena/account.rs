@@ -67,7 +67,7 @@ impl<B: Backing> Account<B> {
             // Relaxed, twice: numbers by themselves.
             self.reserved.fetch_sub(bytes, Ordering::Relaxed);
             self.refused.fetch_min(bytes, Ordering::Relaxed);
-            return Err(ArenaError::new(Reason::NoPages, layout, self.left()));
+            return Err(self.no_pages(layout));
         };
         // Relaxed, twice: advice, and a statistic.
         self.refused.store(usize::MAX, Ordering::Relaxed);
@@ -95,6 +95,11 @@ impl<B: Backing> Account<B> {
             }
             Err(error) => error.reason() == Reason::NoPages,
         }
+    }
+
+    /// The refusal of a layout for which the backing has no block.
+    pub(super) fn no_pages(&self, layout: Layout) -> ArenaError {
+        ArenaError::new(Reason::NoPages, layout, self.left())
     }
 
     /// Gives a block back.

@@ -22,7 +22,7 @@ use core::ptr::{self, NonNull};
 use super::account::Account;
 use super::backing::Backing;
 use super::cursor::{MOST_BYTES, grains, padding};
-use super::error::{ArenaError, Reason};
+use super::error::ArenaError;
 use crate::bitmap::ones;
 use crate::sync::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -118,13 +118,25 @@ impl<B: Backing> Account<B> {
         let layout = self.block_layout(least - FOOT_BYTES, 1)?;
         let shortest = self.block_size(layout)?;
         if self.is_full(bytes, shortest) {
-            return Err(ArenaError::new(Reason::NoPages, layout, self.left()));
+            return Err(self.no_pages(layout));
         }
         loop {
             match self.take_block(bytes - FOOT_BYTES, 1) {
                 Err(_) if bytes > shortest.0 => bytes = (bytes / 2).max(least),
                 done => return done,
             }
+        }
+    }
+
+    /// Refuses a block that holds `bytes` bytes and its foot, if the backing has just refused one as short and is not
+    /// to be asked `again`.
+    pub(super) fn may_take(&self, bytes: usize, align: usize, again: bool) -> Result<(), ArenaError> {
+        let layout = self.block_layout(bytes, align)?;
+        let (bytes, _) = self.block_size(layout)?;
+        if again || self.refused() > bytes {
+            Ok(())
+        } else {
+            Err(self.no_pages(layout))
         }
     }
 

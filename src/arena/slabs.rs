@@ -166,8 +166,8 @@ impl<B: Backing> Slabs<B> {
     }
 
     /// Allocates a piece of at least the layout's size, aligned to no more than a page. Returns how many bytes it has,
-    /// and whether it is a block of its own, all of it: such a piece can be [given back](Self::give_piece). If it is to
-    /// be cut from a slab that the backing refused the last time, the backing is asked only if `again`.
+    /// and whether it is a block of its own, all of it: such a piece can be [given back](Self::give_piece). A backing
+    /// that has just refused a block as short as one for this is asked only if `again`.
     pub(super) fn take_piece(&self, layout: Layout, again: bool) -> Result<(NonNull<u8>, usize, bool), ArenaError> {
         let bytes = grains(layout.size());
         if let Some(memory) = self.cursor.bump(layout.size(), layout.align()) {
@@ -222,14 +222,12 @@ impl<B: Backing> Slabs<B> {
         // Slabs are aligned to pages; an object aligned to more gets a block aligned to it.
         let bytes = grains(layout.size());
         if bytes > self.large_bytes || layout.align() > self.account.page_bytes() || self.cursor.is_spent() {
-            return self.grow_large(layout);
+            return self.grow_large(layout, again);
         }
         if let Some(memory) = QUEUES.into_iter().find_map(|queue| self.grow_into(queue, layout)) {
             return Ok((memory, None));
         }
-        if !again && self.account.refused() <= self.account.block_bytes(bytes, 1)? {
-            return Err(ArenaError::new(Reason::NoPages, layout, self.account.left()));
-        }
+        self.account.may_take(bytes, 1, again)?;
         let slab_bytes = self.next_slab_bytes();
         let attempt = || self.account.take_slab(slab_bytes, bytes + FOOT_BYTES);
         let slab = self.insist(attempt(), bytes, 1, attempt);
@@ -238,8 +236,8 @@ impl<B: Backing> Slabs<B> {
         Ok((unsafe { self.open(DEMANDED, slab, layout) }, None))
     }
 
-    /// Allocates one object that is large, or has a large alignment.
-    fn grow_large(&self, layout: Layout) -> Result<Cut, ArenaError> {
+    /// Allocates one object that is large, or has a large alignment. `again` as above.
+    fn grow_large(&self, layout: Layout, again: bool) -> Result<Cut, ArenaError> {
         // Slabs whose size was configured are for small objects, as long as there is anything else.
         if self.slab_bytes == 0
             && let Some(memory) = self.grow_into(RESERVED, layout)
@@ -256,12 +254,14 @@ impl<B: Backing> Slabs<B> {
         };
         // SAFETY: under the lock.
         let kept = unsafe { self.blocks.kept.take(need.max(unit), near) };
-        let block = match kept.map_or_else(|| self.account.take_block(bytes, align), Ok) {
+        let attempt = || self.account.take_block(bytes, align);
+        let new = || self.account.may_take(bytes, align, again).and_then(|()| attempt());
+        let block = match kept.map_or_else(new, Ok) {
             Ok(block) => block,
             Err(error) => match QUEUES.into_iter().find_map(|queue| self.grow_into(queue, layout)) {
                 Some(memory) => return Ok((memory, None)),
                 None => self
-                    .insist(Err(error), bytes, align, || self.account.take_block(bytes, align))
+                    .insist(Err(error), bytes, align, attempt)
                     .map_err(|error| error.asked_for(layout))?,
             },
         };

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use pageheap::arena::{Arena, Reason};
+use pageheap::arena::{Arena, ArenaConfig, Reason};
 
 use super::gather::Few;
 
@@ -76,6 +76,25 @@ fn a_local_asks_a_full_backing_once_for_each_object() {
         (0..100_000).for_each(|_| assert!(local.alloc([0_u64; 2]).is_ok()))
     });
     assert!(asked <= 2, "asked {asked} times");
+}
+
+/// Where pieces are too long for slabs, each would be a block of its own.
+#[test]
+fn a_local_with_short_slabs_asks_a_full_backing_once_for_each_object() {
+    for slab in [4096, 64 << 10, 128 << 10] {
+        let backing = with_room(4 << 20);
+        let arena = Arena::with_config_in(ArenaConfig::new().slab(slab), &backing).unwrap();
+        let local = arena.local();
+        while local.alloc([0_u64; 2]).is_ok() {}
+        for bytes in [8, 100, 1000, 3000, 10_000] {
+            let refused = || assert!(local.alloc_uninit_slice::<u8>(bytes).is_err());
+            assert_eq!(asked(&backing, refused), 1, "{bytes} bytes, slabs of {slab}");
+        }
+        // Room again, for pieces of all lengths.
+        backing.room.store(4 << 20, Ordering::Relaxed);
+        let objects = (0..).take_while(|_| local.alloc([0_u64; 2]).is_ok()).count();
+        assert!(objects > 240_000, "{objects} objects, slabs of {slab}");
+    }
 }
 
 /// All of it, however small: longer pieces are refused first.
