@@ -15,6 +15,7 @@
 
 use core::alloc::Layout;
 use core::fmt;
+use core::ops::Range;
 use core::ptr::NonNull;
 
 use super::backing::{Backing, Block};
@@ -24,6 +25,10 @@ use crate::sync::{AtomicUsize, Ordering};
 
 /// Bytes of a huge page on x86-64 and most of ARM.
 pub(super) const HUGE_BYTES: usize = 2 << 20;
+
+/// How often a block that was there a moment ago is asked for once more. Another arena that only looks whether it is
+/// there has it for a moment; that it does so at each of these is most unlikely.
+const RETRIES: u32 = 3;
 
 /// A backing, and an account of what has been taken from it.
 #[derive(Debug)]
@@ -80,20 +85,23 @@ impl<B: Backing> Account<B> {
         Ok(block)
     }
 
-    /// Whether the backing has not even a block of `least`, its size and alignment: to be asked before requests that
-    /// begin at `most` bytes and go down to this one. If none of these was refused of late, this does not ask, and says
-    /// no. Otherwise it asks once; a block that it gets goes back, since a longer one may be there.
-    pub(super) fn is_full(&self, most: usize, least: (usize, usize)) -> bool {
+    /// To be called before requests that begin at `most` bytes and go down to `least`, the size and alignment of the
+    /// shortest block: `None` if the backing has not even that one. If none of these was refused of late, this does not
+    /// ask. Otherwise it asks once; a block that it gets goes back, since a longer one may be there.
+    ///
+    /// While it is here another arena may be refused it, and the other way round. So that not both give up, and the
+    /// block stays free, the outcome is how often to ask for it once more.
+    pub(super) fn tries(&self, most: usize, least: (usize, usize)) -> Option<Range<u32>> {
         if self.refused() > most {
-            return false;
+            return Some(0..0);
         }
         match self.take_exactly(least, Layout::new::<u8>()) {
             Ok(block) => {
                 // SAFETY: taken here, whole, and nothing has used it.
                 unsafe { self.give(block.memory) };
-                false
+                Some(0..RETRIES)
             }
-            Err(error) => error.reason() == Reason::NoPages,
+            Err(error) => (error.reason() != Reason::NoPages).then_some(0..0),
         }
     }
 

@@ -76,6 +76,9 @@ pub unsafe trait Backing {
 
     /// Takes a block of `bytes` bytes, rounded up to whole pages, whose address is a multiple of `align`, a power of
     /// two. Returns `None` if there is none, or if `bytes` is zero.
+    ///
+    /// Where a block is granted, so is a shorter one that is aligned to no more: an arena that was refused asks for the
+    /// shortest that will do, and for longer ones only if it gets that.
     fn take(&self, bytes: usize, align: usize) -> Option<Block>;
 
     /// Gives a block back.

@@ -117,12 +117,12 @@ impl<B: Backing> Account<B> {
         let mut bytes = bytes.max(least);
         let layout = self.block_layout(least - FOOT_BYTES, 1)?;
         let shortest = self.block_size(layout)?;
-        if self.is_full(bytes, shortest) {
-            return Err(self.no_pages(layout));
-        }
+        let mut tries = self.tries(bytes, shortest).ok_or_else(|| self.no_pages(layout))?;
+        // By what is requested, which is rounded up: two blocks may be as long, but the longer one's aligned to more.
+        let block = |bytes| self.block_size(self.block_layout(bytes - FOOT_BYTES, 1)?);
         loop {
             match self.take_block(bytes - FOOT_BYTES, 1) {
-                Err(_) if bytes > shortest.0 => bytes = (bytes / 2).max(least),
+                Err(_) if block(bytes) != Ok(shortest) || tries.next().is_some() => bytes = (bytes / 2).max(least),
                 done => return done,
             }
         }

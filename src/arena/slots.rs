@@ -428,13 +428,11 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
 
     /// Takes a slab of up to `room` slots: as many as possible, and at least `least`, unless the limit leaves fewer.
     fn take_slab(&self, start: u32, room: u32, mut least: u32) -> Option<Slab> {
-        let (mut count, mut padded) = (room, 0);
+        let (mut count, mut padded, mut tries) = (room, 0, 0..0);
         let shortest = self.account.rounded(self.shape(least)?.1).ok()?;
         if let Some((_, layout)) = self.shape(room) {
             // Each request may be a system call: so a backing that is still full is asked for the least only.
-            if self.account.is_full(layout.size(), shortest) {
-                return None;
-            }
+            tries = self.account.tries(layout.size(), shortest)?;
             // Fewer, but in whole huge pages, if the last one would have fewer slots for each byte.
             let (size, whole) = (layout.size(), self.account.whole(layout.size()));
             let (fits, longer) = (self.fitting(whole), whole.saturating_add(self.account.unit(size)));
@@ -449,6 +447,8 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
             };
             let size = layout.size().max(core::mem::take(&mut padded));
             let layout = Layout::from_size_align(size, layout.align()).unwrap_or(layout);
+            // By what is requested, which is rounded up.
+            let is_shortest = self.account.rounded(layout).is_ok_and(|block| block <= shortest);
             count = match self.account.take(layout) {
                 Ok(block) => return Some(self.divide(block, start, count, room)),
                 Err(error) if error.reason() == Reason::Limit => {
@@ -459,8 +459,8 @@ impl<B: Backing, T: Zeroed> Slots<B, T> {
                     least = least.min(count).max(1);
                     count
                 }
-                Err(_) if size > shortest.0 => (count / 2).max(least),
-                Err(_) => 0,
+                Err(_) if is_shortest && tries.next().is_none() => 0,
+                Err(_) => (count / 2).max(least),
             };
         }
         None

@@ -1,11 +1,38 @@
 //! An arena whose backing was full asked it 17 times for each object, from 2 MiB down to 40 bytes of one page, and a
-//! `Local` 53 times.
+//! `Local` 53 times. Then it was asked too seldom: not for all blocks that would have done.
 
+use std::alloc::Layout;
+use std::cell::Cell;
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
-use pageheap::arena::{Arena, ArenaConfig, Reason};
+use pageheap::arena::{Arena, ArenaConfig, Backing, Block, FreeList, Reason};
 
 use super::gather::Few;
+
+/// A backing that also refuses what `grants`, told the bytes and the alignment, does not grant.
+struct Picky<F> {
+    few: Few,
+    grants: F,
+}
+
+// SAFETY: as for the other.
+unsafe impl<F: Fn(usize, usize) -> bool> Backing for Picky<F> {
+    fn page_bytes(&self) -> usize {
+        self.few.page_bytes()
+    }
+
+    fn take(&self, bytes: usize, align: usize) -> Option<Block> {
+        (self.grants)(bytes, align)
+            .then(|| self.few.take(bytes, align))
+            .flatten()
+    }
+
+    unsafe fn give(&self, memory: NonNull<[u8]>) {
+        // SAFETY: passed on.
+        unsafe { self.few.give(memory) };
+    }
+}
 
 /// A backing with so much room.
 fn with_room(bytes: usize) -> Few {
@@ -94,6 +121,64 @@ fn a_local_with_short_slabs_asks_a_full_backing_once_for_each_object() {
         backing.room.store(4 << 20, Ordering::Relaxed);
         let objects = (0..).take_while(|_| local.alloc([0_u64; 2]).is_ok()).count();
         assert!(objects > 240_000, "{objects} objects, slabs of {slab}");
+    }
+}
+
+/// As long a block as one that was refused, but aligned to less, was not asked for.
+#[test]
+fn whole_huge_pages_may_be_pages_if_there_are_no_others() {
+    let backing = Picky {
+        few: with_room(16 << 20),
+        grants: |_, align| align <= 4096,
+    };
+    let config = ArenaConfig::new().whole_huge_pages(true);
+    let arena = Arena::with_config_in(config.prealloc((2 << 20) - 1), &backing).unwrap();
+    assert_eq!(arena.stats().reserved, 2 << 20);
+    let arena = Arena::with_config_in(config.slab(4 << 20), &backing).unwrap();
+    arena.alloc_uninit_slice::<u8>((2 << 20) - 64).unwrap();
+    assert_eq!(arena.stats().reserved, 2 << 20);
+}
+
+/// Two requests were rounded up to more than the limit. The third, a page more than the object, was not made.
+#[test]
+fn a_limit_has_room_for_an_object_of_a_huge_page_and_its_foot() {
+    let config = ArenaConfig::new().whole_huge_pages(true).limit(3 << 20);
+    let arena = Arena::with_config(config.slab((4 << 20) + (8 << 10))).unwrap();
+    arena.alloc_uninit_slice::<u8>(2 << 20).unwrap();
+    assert_eq!(arena.stats().reserved, (2 << 20) + (8 << 10));
+}
+
+/// Two arenas that looked whether the last page is there could each find it with the other, and both gave up.
+#[test]
+fn the_last_page_is_asked_for_again_if_it_was_there_a_moment_ago() {
+    for (missed, enough) in [(0, true), (1, true), (3, true), (usize::MAX, false)] {
+        // How often a page was asked for, once that counts.
+        let pages = Cell::new(None);
+        let backing = Picky {
+            few: with_room(4 << 20),
+            // The first request for a page is granted; then so many are not.
+            grants: |bytes, _| {
+                let before = pages.get().filter(|_| bytes == 4096);
+                pages.set(before.map_or(pages.get(), |count| Some(count + 1)));
+                before.is_none_or(|count| count == 0 || count > missed)
+            },
+        };
+        let last_page = |take: &dyn Fn() -> bool| {
+            pages.set(None);
+            while take() {}
+            assert_eq!(backing.few.room.load(Ordering::Relaxed), 0);
+            backing.few.room.store(4096, Ordering::Relaxed);
+            pages.set(Some(0));
+            assert_eq!(take(), enough, "missed {missed} times");
+            assert!(pages.get() <= Some(5), "not for ever");
+            pages.set(None);
+            while take() {}
+            backing.few.room.store(4 << 20, Ordering::Relaxed);
+        };
+        let arena = Arena::new_in(&backing);
+        last_page(&|| arena.alloc(0_u64).is_ok());
+        let list = FreeList::new_in(Layout::new::<[u64; 8]>(), &backing).unwrap();
+        last_page(&|| list.allocate().is_ok());
     }
 }
 
