@@ -2,20 +2,21 @@
 //! they do not exceed.
 //!
 //! ```text
-//!   thread   spares (`magazine.rs`): as much as it has fetched, up to 2 MiB ──╮
-//!            room for frees above 128 KiB of a class ─────────────────────────┴▶ its part of the hoard: 32 MiB of all
+//!   thread   spares: as much as it has fetched, up to 2 MiB,   ──╮
+//!                    or one of each class (`magazine.rs`)        ├▶ its part of the hoard: 32 MiB of all
+//!            room for frees above 128 KiB of a class           ──╯
 //! ```
 //!
-//! A thread that fetches batches and hands all away has no part: it took the others' when fetching was what counted.
-//! And one that only drops what others have made needs no spares; when rooms have half of the hoard, its magazines stay
-//! at 128 KiB (or their first rack), and their slots go home, under the class's lock, instead of into the store.
-//! (What an allocation widens does not count.)
+//! A thread that fetches batches and hands all away has no part, or not for long: it took the others' when fetching was
+//! what counted. And one that only drops what others have made needs no spares; when rooms have half of the hoard, its
+//! magazines stay at 128 KiB (or their first rack), and their slots go home, under the class's lock, instead of into
+//! the store. (What an allocation widens does not count.)
 //!
 //! Worked: 200 threads that each use 2 MiB, one after another, leave 104 MB resident; without the common limit they
 //! left 473. One thread makes blocks of 1 to 32 KiB, 5 MiB at a time, and 32 others drop them: 102 MiB resident instead
 //! of 759 (`docs/measurements.md`).
 //!
-//! Cost: a read-modify-write when a thread's part grows, and one when the thread ends.
+//! Cost: a read-modify-write when a thread's part grows or is given back, as when the thread ends.
 
 #![forbid(unsafe_code)]
 

@@ -43,12 +43,12 @@
 //! **Spares** (J. Bonwick's second magazine) are used once a magazine has room for a batch. When the loaded rack is
 //! full, its slots move to a blank rack, which becomes a spare. When the loaded rack is empty, it is filled from a
 //! spare; without one, a whole batch comes from the class, and its bytes are added to the thread's *demand*. A thread
-//! keeps one spare of each class in any case, of up to 128 KiB, and others while they have no more bytes than the
-//! demand, of which 2 MiB count, and all threads have no more than 32 MiB (`hoard.rs`). Further batches go to the
-//! class. So a thread that allocates 20 batches and frees them, over and over, visits the class 20 times, and then no
-//! more. And one that only frees what others have allocated keeps one of a short class, and passes on the rest. (When
-//! each kept one, threads took each other's batches, and with them the lines of each block: 31 ns for a block allocated
-//! and freed by each of 16 threads, now 12.)
+//! keeps one spare of each class, of up to 128 KiB in any case, a longer one if it has fetched as much; and others
+//! while all have no more bytes than the demand, of which 2 MiB count; and all threads no more than 32 MiB
+//! (`hoard.rs`). So a thread that allocates 20 batches and frees them, over and over, visits the class 20 times, and
+//! then no more. And one that only frees what others have allocated keeps one of a short class, and passes on the rest.
+//! (When each kept one, threads took each other's batches, and with them the lines of each block: 31 ns instead of 12
+//! for each of 16.)
 //!
 //! **Marks** stand in free slots of up to 1 KiB that the program has used: a free recognises a slot that is already
 //! free by its mark (`mark.rs`). Larger slots are not touched: they have flags (`spans.rs`).
