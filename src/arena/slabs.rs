@@ -255,13 +255,13 @@ impl<B: Backing> Slabs<B> {
         // SAFETY: under the lock.
         let kept = unsafe { self.blocks.kept.take(need.max(unit), near) };
         let attempt = || self.account.take_block(bytes, align);
-        let new = || self.account.may_take(bytes, align, again).and_then(|()| attempt());
-        let block = match kept.map_or_else(new, Ok) {
+        let may = self.account.may_take(bytes, align, again);
+        let block = match kept.map_or_else(|| may.and_then(|()| attempt()), Ok) {
             Ok(block) => block,
             Err(error) => match QUEUES.into_iter().find_map(|queue| self.grow_into(queue, layout)) {
                 Some(memory) => return Ok((memory, None)),
-                None => self
-                    .insist(Err(error), bytes, align, attempt)
+                None => may
+                    .and_then(|()| self.insist(Err(error), bytes, align, attempt))
                     .map_err(|error| error.asked_for(layout))?,
             },
         };

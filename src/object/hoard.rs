@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   thread   spares: as much as it has fetched, up to 2 MiB,   ──╮
-//!                    or one of each class (`magazine.rs`)        ├▶ its part of the hoard: 32 MiB of all
+//!                    or one of each class, 8 MiB of all          ├▶ its part of the hoard: 32 MiB of all
 //!            room for frees above 128 KiB of a class           ──╯
 //! ```
 //!
@@ -33,8 +33,10 @@ pub const FREE_BYTES: usize = 128 << 10;
 // So rooms count for blocks of more than 1 KiB alone, whose magazines are emptied together (`resting.rs`).
 const _: () = assert!(FREE_BYTES > BATCH_SLOTS[1] * MarkedSize::MOST_BYTES);
 
-/// The most KiB in the spares of a thread, besides those; but one of each class, if all threads have less than theirs.
+/// The most KiB in the spares of a thread, besides those; but it may have one of each class while all threads have less
+/// than `FIRST_KIB` (three mixed workers would else take all that others may have).
 const SPARE_KIB: u16 = 2 << 10;
+const FIRST_KIB: usize = HOARD_KIB / 4;
 
 /// A thread that has fetched so many KiB, and kept no spare meanwhile, gives back what it has of the hoard for nothing.
 const IDLE_KIB: u16 = 4 * SPARE_KIB;
@@ -126,14 +128,16 @@ impl Demand {
     }
 
     /// Counts a spare more, if all are then no more than the thread has needed, or, if this is the first of its class,
-    /// the thread has needed as much as that one; and if the hoard has what they lack. Returns whether that is so.
+    /// the thread has needed as much as that one; and if the hoard has what they lack, for the latter a quarter of it.
+    /// Returns whether that is so.
     pub fn keep_spare(&self, bytes: usize, is_first: bool, hoard: &Hoard) -> bool {
         let spares = self.spares.get() + kib(bytes);
         let (needed, fetched) = (
             if is_first { kib(bytes) } else { spares },
             self.fetched.get().min(SPARE_KIB),
         );
-        let keeps = needed <= fetched && self.covers(spares + self.rooms.get(), HOARD_KIB, hoard);
+        let most = if spares <= fetched { HOARD_KIB } else { FIRST_KIB };
+        let keeps = needed <= fetched && self.covers(spares + self.rooms.get(), most, hoard);
         if keeps {
             self.spares.set(spares);
             self.fetched.set(fetched);
@@ -296,8 +300,12 @@ mod tests {
         demand.raise(100 << 10, &hoard);
         assert!(!demand.keep_spare(101 << 10, true, &hoard));
         let keeps = |_: &usize| demand.keep_spare(100 << 10, true, &hoard);
-        assert_eq!((0..).take_while(keeps).count(), HOARD_KIB / 100);
+        assert_eq!((0..).take_while(keeps).count(), FIRST_KIB / 100);
         assert!(!demand.keep_spare(1, false, &hoard) && demand.keep_spare(1, true, &hoard));
+        assert!(
+            needy(&hoard).keep_spare(MOST << 10, false, &hoard),
+            "what is needed may be more"
+        );
     }
 
     /// It kept spares once, and hands all away since then. Rooms stay.

@@ -125,6 +125,22 @@ fn a_local_with_short_slabs_asks_a_full_backing_once_for_each_object() {
 }
 
 /// As long a block as one that was refused, but aligned to less, was not asked for.
+/// For a longer one it went back to the backing, which was not even asked first.
+#[test]
+fn what_an_arena_keeps_stays_if_a_shorter_piece_will_do() {
+    let backing = with_room(4 << 20);
+    let mut arena = Arena::with_config_in(ArenaConfig::new().slab(4096), &backing).unwrap();
+    assert!(arena.alloc(1_u8).is_ok() && arena.alloc_uninit_slice::<u8>(100 << 10).is_ok());
+    backing.room.store(0, Ordering::Relaxed);
+    assert!(arena.alloc([0_u8; 8000]).is_err());
+    backing.room.store(4 << 20, Ordering::Relaxed);
+    arena.reset();
+    let room = || backing.room.load(Ordering::Relaxed);
+    let before = room();
+    assert!(arena.local().alloc([0_u64; 2]).is_ok());
+    assert_eq!(room(), before);
+}
+
 #[test]
 fn whole_huge_pages_may_be_pages_if_there_are_no_others() {
     let backing = Picky {
