@@ -38,7 +38,7 @@ fn free(objects: &Objects<Region>, own: &Thread, blocks: Vec<NonNull<u8>>) {
 /// Hoarded is what threads keep, not what they have fetched.
 #[test]
 fn threads_that_hand_all_away_leave_the_hoard_to_others() {
-    let (objects, class) = (Objects::for_test(128 << 20, 64, false), class());
+    let (objects, class) = (Objects::for_test(56 << 20, 1, false), class());
     let owned = |batches| {
         let own = enter(objects);
         let blocks = allocate(objects, &own, batches * class.batch());
@@ -46,7 +46,7 @@ fn threads_that_hand_all_away_leave_the_hoard_to_others() {
         (own, blocks)
     };
     // More than each may have in spares, and all of them together.
-    (0..20).for_each(|_| _ = owned(5));
+    (0..17).for_each(|_| _ = owned(5));
     let (own, blocks) = owned(4);
     free(objects, &own, blocks);
     assert_eq!(own.magazine(class).spares(), 3);
@@ -55,7 +55,7 @@ fn threads_that_hand_all_away_leave_the_hoard_to_others() {
 /// What threads keep that only drop blocks is limited for all together, but for a little each.
 #[test]
 fn threads_that_only_drop_keep_little() {
-    let (objects, class) = (Objects::for_test(256 << 20, 99, false), class());
+    let (objects, class) = (Objects::for_test(64 << 20, 1, false), class());
     let maker = enter(objects);
     let droppers: Vec<_> = (0..100)
         .map(|_| {
@@ -82,7 +82,7 @@ fn threads_that_only_drop_keep_little() {
 /// Whose room is gone leaves it to others: at the end, with all slots, or with the long ones alone.
 #[test]
 fn what_a_thread_has_room_for_no_more_others_may_have() {
-    let (objects, class) = (Objects::for_test(64 << 20, 64, false), class());
+    let (objects, class) = (Objects::for_test(16 << 20, 1, false), class());
     let (maker, resting) = (enter(objects), Resting::default());
     let long = || Prints::of(0, SizeClass::all().map(|class| (class, class.is_flagged().into())));
     let long = (0..9).map(|_| resting.note(long())).last().unwrap();

@@ -94,12 +94,12 @@ mod tests {
         objects.shelves.load(Ordering::Relaxed)
     }
 
-    /// Beside 64 of them a thread's list had room for 3 such runs.
+    /// Beside 16 of them a thread's list had room for 4 such runs.
     #[test]
     fn threads_without_large_blocks_have_no_share_of_what_shelves_may_hold() {
-        let objects = Objects::for_test(256 << 20, 128, false);
+        let objects = Objects::for_test(48 << 20, 32, false);
         let ([worker, other], buffer) = (two(objects), layout(13));
-        for _ in 0..32 {
+        for _ in 0..8 {
             let idle = two(objects);
             idle.iter().for_each(|idle| {
                 assert!(objects.allocate(idle, Layout::new::<[u8; 64]>()).is_some());
@@ -133,7 +133,7 @@ mod tests {
     /// By whomever, and it has a share again with the next large block.
     #[test]
     fn a_shelf_has_a_share_until_it_is_emptied() {
-        let objects = Objects::for_test(64 << 20, 2, false);
+        let objects = Objects::for_test(16 << 20, 2, false);
         let ([own, other], buffer) = (two(objects), layout(13));
         use_many(objects, &other, buffer, 2);
         let ways: [&dyn Fn(); 5] = [
@@ -161,7 +161,7 @@ mod tests {
     /// It goes on using the two blocks that lay on its shelf: nothing is there.
     #[test]
     fn a_thread_that_rests_has_no_share() {
-        let objects = Objects::for_test(64 << 20, 4, false);
+        let objects = Objects::for_test(32 << 20, 4, false);
         // SAFETY: never destroyed.
         let [rests, works]: [&Thread; 2] = [(); 2].map(|()| unsafe { objects.enlist().unwrap().as_ref() });
         let entered = rests.enter(objects).unwrap();
@@ -183,7 +183,7 @@ mod tests {
     /// the same, for the next such blocks.
     #[test]
     fn lists_serve_a_heap_that_stays_over_its_soft_limit() {
-        let objects = Objects::for_test(64 << 20, 2, false);
+        let objects = Objects::for_test(16 << 20, 2, false);
         let [own, _] = two(objects);
         objects.heap.set_soft_limit(PageCount(1));
         for _ in 0..3 {
@@ -199,12 +199,12 @@ mod tests {
     /// At most twice the heap's part, once they all have looked how many they are.
     #[test]
     fn the_lists_of_all_threads_are_limited_together() {
-        let objects = Objects::for_test(1 << 30, 16, false);
+        let objects = Objects::for_test(48 << 20, 16, false);
         let (threads, buffer) = ([0; 6].map(|_| two(objects)), layout(16));
         let use_all = || {
             let counts = threads.iter().flatten().map(|thread| {
                 // All but the one in the hand.
-                use_many(objects, thread, buffer, 250) - 1
+                use_many(objects, thread, buffer, 75) - 1
             });
             counts.sum::<usize>() * 16
         };

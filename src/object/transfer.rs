@@ -310,7 +310,7 @@ pub(super) mod tests {
     /// gets a run from the heap, to which it then goes.
     #[test]
     fn lots_are_as_long_as_half_a_list() {
-        let objects = Objects::for_test(256 << 20, 2, false);
+        let objects = Objects::for_test(176 << 20, 2, false);
         let ([maker, dropper], buffer) = (two(objects), layout(128));
         let lot = objects.share_of_shelf().0 / LOT_PART;
         assert!(lot <= 10 * 128);
