@@ -213,7 +213,7 @@ impl<S: Source + 'static> Objects<S> {
             self.free_run(cache, run);
         });
         if had_share {
-            // Last: see `share_shelves`. Relaxed: a number by itself.
+            // Last: see `give_share`. Relaxed: a number by itself.
             self.shelves.fetch_sub(1, Ordering::Relaxed);
         }
         pages
