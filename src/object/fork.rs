@@ -173,6 +173,7 @@ mod tests {
 
     use super::*;
     use crate::object::length::Length;
+    use crate::object::transfer::tests::make;
     use crate::object::{Hold, Magazine};
     use crate::source::Region;
     use crate::units::PageCount;
@@ -290,13 +291,9 @@ mod tests {
         let large = Layout::new::<[u8; 100_000]>();
         let threads = [(); 5].map(|()| enlist(objects));
         let keep_two = |thread: &Thread| {
-            let length = Length::of(large);
-            let make = || {
-                let shelved = objects.run_from_shelf(thread, length.unwrap());
-                shelved.or_else(|| objects.allocate(thread, large)).unwrap()
-            };
-            let blocks = [(); 2].map(|()| make());
-            assert!(blocks.iter().all(|&block| objects.shelve(thread, block, length)));
+            let blocks = [(); 2].map(|()| make(objects, thread, large));
+            let shelve = |&block: &NonNull<u8>| objects.shelve(thread, block, Length::of(large));
+            assert!(blocks.iter().all(shelve));
         };
         threads
             .iter()

@@ -71,12 +71,6 @@ impl Hoard {
         taken
     }
 
-    /// Takes so many KiB more, however many are taken.
-    fn take_anyway(&self, kib: usize) {
-        // Relaxed: as above.
-        self.0.fetch_add(kib, Ordering::Relaxed);
-    }
-
     /// Gives so many back.
     fn give(&self, kib: usize) {
         if kib > 0 {
@@ -132,10 +126,8 @@ impl Demand {
     /// Returns whether that is so.
     pub fn keep_spare(&self, bytes: usize, is_first: bool, hoard: &Hoard) -> bool {
         let spares = self.spares.get() + kib(bytes);
-        let (needed, fetched) = (
-            if is_first { kib(bytes) } else { spares },
-            self.fetched.get().min(SPARE_KIB),
-        );
+        let needed = if is_first { kib(bytes) } else { spares };
+        let fetched = self.fetched.get().min(SPARE_KIB);
         let most = if spares <= fetched { HOARD_KIB } else { FIRST_KIB };
         let keeps = needed <= fetched && self.covers(spares + self.rooms.get(), most, hoard);
         if keeps {
@@ -152,22 +144,21 @@ impl Demand {
 
     /// Counts more room, if the hoard has what that lacks. Returns whether it has.
     pub fn keep_room(&self, bytes: usize, hoard: &Hoard) -> bool {
-        let rooms = self.rooms.get() + kib(bytes);
-        let keeps = self.covers(self.spares.get() + rooms, ROOM_KIB, hoard);
-        if keeps {
-            self.rooms.set(rooms);
-        }
-        keeps
+        self.count_room(bytes, ROOM_KIB, hoard)
     }
 
     /// The same, though the hoard has none.
     pub fn keep_room_anyway(&self, bytes: usize, hoard: &Hoard) {
-        self.rooms.set(self.rooms.get() + kib(bytes));
-        let (all, part) = (self.spares.get() + self.rooms.get(), self.part.get());
-        if all > part {
-            hoard.take_anyway((all - part).into());
-            self.part.set(all);
+        self.count_room(bytes, usize::MAX, hoard);
+    }
+
+    fn count_room(&self, bytes: usize, most: usize, hoard: &Hoard) -> bool {
+        let rooms = self.rooms.get() + kib(bytes);
+        let keeps = self.covers(self.spares.get() + rooms, most, hoard);
+        if keeps {
+            self.rooms.set(rooms);
         }
+        keeps
     }
 
     /// Counts less.
@@ -330,7 +321,7 @@ mod tests {
     #[test]
     fn what_is_kept_anyway_counts_and_goes_back() {
         let (hoard, demand) = (Hoard::new(), Demand::default());
-        hoard.take_anyway(ROOM_KIB);
+        assert!(hoard.take(ROOM_KIB, ROOM_KIB));
         assert!(!demand.keep_room(1, &hoard));
         demand.keep_room_anyway(5 << 10, &hoard);
         assert_eq!((hoard.taken(), demand.part()), (ROOM_KIB + 5, 5));
