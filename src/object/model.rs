@@ -44,7 +44,7 @@ use size_class::PAGE_BYTES;
 use spans::Spans;
 use store::{Lane, Walk};
 
-pub use aside::{Aside, Lot};
+pub use aside::{Aside, Lot, Passes};
 pub use central::CentralState;
 pub use chain::{BatchLinks, BatchPlace, Chain};
 pub use holes::Claim;

@@ -115,8 +115,7 @@ impl<S: Source + 'static> Objects<S> {
             let missed = reclaimed.missed || left.in_hand;
             let reached = reclaimed.reached && !left.in_hand;
             let stands = was_reached && reached && !reclaimed.found && !left.any;
-            // In this order: if a lot was there and is gone, who took it had come first.
-            let is_calm = !self.aside.has_any() && self.heap.releases() == seen;
+            let is_calm = self.aside.is_bare_and(|| self.heap.releases() == seen);
             times_reached += u32::from(reached || !may_sleep);
             if got.is_some() || stands && is_calm || times_reached == ROUNDS_REACHING {
                 return got;

@@ -26,10 +26,10 @@ use core::ptr::NonNull;
 
 use crate::fatal::{self, Number};
 use crate::source::Source;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, thread};
 use crate::units::{PageCount, PageIndex, PageRun};
 
-use super::aside::{Lot, MOST_ASIDE};
+use super::aside::{Lot, MOST_ASIDE, Passes};
 use super::length::{Length, pages_for};
 use super::size_class::PAGE_BYTES;
 use super::span::Span;
@@ -69,7 +69,7 @@ impl<S: Source + 'static> Objects<S> {
         if !goes_aside(layout) || pages > self.heap.limit() {
             return None;
         }
-        let start = self.aside.take(pages)?;
+        let start = self.aside.take(pages, thread())?;
         self.spans.entry(start).enter_large(pages.0, None);
         Some(self.spans.address(start))
     }
@@ -94,7 +94,7 @@ impl<S: Source + 'static> Objects<S> {
         if !entry.put_aside(None) {
             return false;
         }
-        let taken = self.aside.put(PageRun::known(start.0, pages.0));
+        let taken = self.aside.put(PageRun::known(start.0, pages.0), thread());
         if !taken {
             entry.enter_large(pages.0, None);
         }
@@ -133,12 +133,8 @@ impl<S: Source + 'static> Objects<S> {
         }
         let (shelf, pages) = (thread.shelf(), PageCount(length.pages()));
         // Until these runs are on the shelf they belong to nobody. A request that would be refused waits for that, and,
-        // by the other pass, looks once more for threads that keep something (`reclaim.rs`). That one is left first (a
-        // pair drops its first half first): who need not wait any longer must see that it was left.
-        let enter = || {
-            let waited_for = self.heap.pass();
-            (self.heap.scavenges(PageIndex(0)), waited_for)
-        };
+        // by the other pass, looks once more for threads that keep something (`reclaim.rs`).
+        let enter = || Passes::enter(|| self.heap.pass(), || self.heap.scavenges(PageIndex(0)));
         let share = if shelf.has_share() {
             shelf.most()
         } else {

@@ -27,7 +27,7 @@ pub(crate) const STRIPES: usize = 8;
 /// Places shared by the threads that own none: lanes of a sharded list.
 pub(crate) const SHARED: usize = 8;
 
-/// Places for runs that are put aside: a cache line of words.
+/// Places for runs that are put aside: a power of 2.
 pub(crate) const ASIDE: usize = 8;
 
 /// How long a thread waits for a lock before it is to be the next: a millisecond, in nanoseconds. (As in Go.)

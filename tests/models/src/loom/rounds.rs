@@ -1,8 +1,8 @@
 //! Is a request refused though somebody has just put a run on its shelf that would do?
 //!
-//! Shipped: `Aside`, `Turnstile`, `Owner` and `seize`. Copied: the rounds of `object/reclaim.rs`, `at_last` of
-//! `heap/grow.rs`, and what a taker and an ending thread do (`object/transfer.rs`, `object/threads.rs`). The heap is a
-//! number of free runs. A run on a shelf is in a loom cell, with a count beside it that anybody may read.
+//! Shipped: `Aside`, `Passes`, `Turnstile`, `Owner` and `seize`. Copied: the rounds of `object/reclaim.rs`, `at_last`
+//! of `heap/grow.rs`, and what a taker and an ending thread do (`object/transfer.rs`, `object/threads.rs`). The heap is
+//! a number of free runs. A run on a shelf is in a loom cell, with a count beside it that anybody may read.
 //!
 //! ```text
 //!   taker      enters both ── takes the lot ── shelf ── leaves one ───────────────── leaves the other
@@ -19,7 +19,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicUsize;
 use loom::thread::yield_now;
 use pageheap::internals::{Owned, Owner, Turnstile, seize};
-use pageheap::object::{Aside, Link};
+use pageheap::object::{Aside, Link, Passes};
 use pageheap::{PageCount, PageIndex, PageRun};
 
 use super::{explore, spawn};
@@ -161,22 +161,23 @@ impl World {
         while !self.desk.owner.enter(KEY) {
             yield_now();
         }
-        let second = || (self.how != How::NoSecondPass).then(|| self.scavengers.enter(0));
-        let enter = || (self.movers.enter(0), second());
-        let taken = self.aside.take_lot(LENGTH, LENGTH, enter);
-        let got = taken.map_or(0, |(lot, (mover, scavenger))| {
-            self.desk.put(lot.runs() - 1);
-            if self.how == How::MoverFirst {
-                drop(mover);
-                drop(scavenger);
-            } else {
-                drop(scavenger);
-                drop(mover);
-            }
-            1
-        });
+        let (first, second) = (|| self.movers.enter(0), || self.scavengers.enter(0));
+        let lot = match self.how {
+            How::MoverFirst => self.shelve(|| (first(), second())),
+            How::NoSecondPass => self.shelve(first),
+            _ => self.shelve(|| Passes::enter(first, second)),
+        };
         self.desk.owner.leave();
-        got
+        usize::from(lot)
+    }
+
+    /// Takes a lot, and puts all of it but one run on the shelf. Returns whether there was one.
+    fn shelve<P>(&self, enter: impl Fn() -> P) -> bool {
+        let taken = self.aside.take_lot(LENGTH, LENGTH, enter);
+        taken.is_some_and(|(lot, _passes)| {
+            self.desk.put(lot.runs() - 1);
+            true
+        })
     }
 
     /// As `Objects::flush` of a thread's own structure, or `part`.
@@ -238,13 +239,10 @@ impl World {
             }
             let stands = was_reached && reached && !found;
             let nobody = || self.scavengers.look() == seen || self.how == How::NoCalm;
-            let nothing = || !self.aside.has_any();
             let is_calm = if self.how == How::CalmFirst {
-                let calm = nobody();
-                calm && nothing()
+                nobody() && !self.aside.has_any()
             } else {
-                let bare = nothing();
-                bare && nobody()
+                self.aside.is_bare_and(nobody)
             };
             if stands && is_calm {
                 return false;
