@@ -150,8 +150,8 @@ impl<'w, W: fmt::Write> Film<'w, W> {
         let picture = Picture::new(picture.pages, picture.columns);
         // Sizes that are too large for a picture saturate: nobody draws that much.
         let width = picture.columns.saturating_mul(CELL);
-        // Plus the tables: less than a hundredth, and some pages at least.
-        let pages = pages.saturating_add(pages / 100).saturating_add(picture.pages.max(16));
+        // Plus the tables: 2.05 % in a heap of objects, and some pages at least.
+        let pages = pages.saturating_add(pages / 40).saturating_add(picture.pages.max(16));
         let rows = pages.div_ceil(picture.pages).div_ceil(picture.columns);
         let frame = rows.saturating_mul(CELL).saturating_add(TITLE + GAP);
         let height = frame.saturating_mul(frames).saturating_add(HEAD);

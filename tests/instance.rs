@@ -304,9 +304,9 @@ fn a_region_that_is_too_small_is_told_how_much_is_missing() {
         "{said}"
     );
     assert!(said.ends_with(" bytes left"), "{said}");
-    assert!(heap(36 << 10).is_ok());
+    assert!(heap(40 << 10).is_ok());
     // Nobody names shards here, so there are none. (There were, and they took 64 bytes each.)
-    assert!(with_config(36 << 10, Config::new(1 << 30).shards(1 << 20)).is_ok());
+    assert!(with_config(40 << 10, Config::new(1 << 30).shards(1 << 20)).is_ok());
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Tests: what threads keep in their magazines, each and all together (`hoard.rs`).
+//! Tests: what threads keep in their magazines, each and all together (`hoard.rs`), and what they tell the keeper of
+//! the rest.
 
 extern crate std;
 
@@ -7,8 +8,10 @@ use core::ptr::NonNull;
 use std::vec::Vec;
 
 use crate::source::Region;
+use crate::units::PageCount;
 
 use super::hoard::FREE_BYTES;
+use super::keeper::{ABSENT, ASLEEP, AWAKE};
 use super::resting::{Parts, Prints, Resting};
 use super::thread::Staying;
 use super::{Objects, SizeClass, Thread};
@@ -104,6 +107,28 @@ fn what_a_thread_has_room_for_no_more_others_may_have() {
         free(objects, &own, blocks);
         assert_eq!(own.magazine(class).is_wide(class), objects.hoard.taken() > 0);
         objects.empty(&own, None);
+    }
+}
+
+/// Over a soft limit, and at a limit, where there is no page for a rack: half of each span stays in use, so no page is
+/// freed, and what is released between live blocks (`punch.rs`) waits for the keeper.
+#[test]
+fn who_sends_slots_home_tells_the_keeper() {
+    for is_full in [false, true] {
+        let objects = Objects::for_test(32 << 20, 4, true);
+        let own = enter(objects);
+        let blocks: Vec<_> = if is_full {
+            core::iter::from_fn(|| objects.allocate(&own, LONG)).collect()
+        } else {
+            allocate(objects, &own, 2400)
+        };
+        if !is_full {
+            objects.heap.set_soft_limit(PageCount(1));
+        }
+        objects.empty(&own, None);
+        assert!(objects.keeper.change(ABSENT, AWAKE) && objects.keeper.change(AWAKE, ASLEEP));
+        free(objects, &own, blocks.into_iter().step_by(2).collect());
+        assert!(objects.keeper.is(AWAKE), "full: {is_full}");
     }
 }
 

@@ -122,6 +122,20 @@ mod tests {
         assert_eq!((shelves(objects), objects.share_of_shelf().0), (2, whole.0 / 2));
     }
 
+    /// What lies there with the block that it asks for goes on its list.
+    #[test]
+    fn a_thread_that_takes_a_lot_has_a_share() {
+        let objects = Objects::for_test(64 << 20, 2, false);
+        let ([maker, dropper], buffer) = (two(objects), layout(13));
+        let made = [0; 5].map(|_| make(objects, &maker, buffer));
+        made.into_iter()
+            .for_each(|block| _ = drop_large(objects, &dropper, block, buffer));
+        assert_eq!((shelves(objects), objects.aside.pages()), (0, PageCount(4 * 13)));
+        make(objects, &maker, buffer);
+        assert_eq!(maker.shelf().pages(), PageCount(3 * 13));
+        assert_eq!((shelves(objects), maker.shelf().has_share()), (1, true));
+    }
+
     #[test]
     fn a_shelf_has_no_share_that_is_too_short_for_its_blocks() {
         let objects = Objects::for_test(2 << 20, 2, false);

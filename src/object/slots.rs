@@ -127,6 +127,7 @@ impl<S: Source + 'static> Objects<S> {
             if !self.make_room(thread, magazine, class) {
                 // SAFETY: as promised.
                 unsafe { self.give_slot(thread.cache(), class, slot) };
+                self.tell(class.bytes());
                 return;
             }
         }
@@ -224,6 +225,14 @@ impl<S: Source + 'static> Objects<S> {
             return true;
         }
         self.heed_calls(thread);
+        let has_room = self.clear_or_widen(thread, magazine, class);
+        // Also if slots went home: the keeper may find pages without a live block there.
+        self.tell_room(class, magazine.room());
+        has_room
+    }
+
+    /// The same for a magazine that has no more room than it shows.
+    fn clear_or_widen(&self, thread: &Thread, magazine: &Magazine, class: SizeClass) -> bool {
         if self.is_to_be_small(magazine, class) && self.bring_home(thread, magazine, class) {
             return true;
         }
@@ -248,7 +257,6 @@ impl<S: Source + 'static> Objects<S> {
             thread.demand().drop_room(more);
             return self.give_loaded(thread, magazine, class);
         }
-        self.tell_room(class, magazine.room());
         true
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   ┌ classes ┬ the heap ┬ shared thread ┬ lanes ┐┌ rows of pages 0, 1, … ┐┌ their spans ┐┌ their flags ┐
-//!   │ prepared at once, 15 or 47 KiB             ││ ▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░░ ││ ▓▓▓▓▓░░░░░░ ││ ▓▓▓▓▓░░░░░░ │
+//!   │ prepared at once, 16 or 48 KiB             ││ ▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░░ ││ ▓▓▓▓▓░░░░░░ ││ ▓▓▓▓▓░░░░░░ │
 //!   └────────────────────────────────────────────┘└───────────────────────┘└─────────────┘└─────────────┘
 //!                                                   prepared as spans reach them
 //! ```

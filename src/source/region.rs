@@ -39,7 +39,7 @@ use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 /// with pages of 4 KiB and the 64 caches of [`Config`](crate::Config) manages 13 of them, without caches 14: one or two
 /// are its tables, and one is set aside in case the base is not aligned to a page. With pages of 8 KiB it manages 6. So
 /// in little memory give a [`PageHeap`](crate::PageHeap) `.caches(0)` and small pages. A [`Heap`](crate::Heap) or a
-/// `GlobalHeap` always has pages of 8 KiB and one cache. It opens in 28 KiB (36 if the base is not aligned to a page),
+/// `GlobalHeap` always has pages of 8 KiB and one cache. It opens in 32 KiB (40 if the base is not aligned to a page),
 /// has 3 pages in 64 KiB, and 11 in 128. With fewer than 12 pages all threads of a `GlobalHeap` share one structure, as
 /// there is no room for one each, so its fast paths are not used.
 ///

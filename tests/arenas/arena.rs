@@ -315,15 +315,41 @@ fn locals_lose_little_at_the_ends_of_pieces() -> Result<(), ArenaError> {
     Ok(())
 }
 
+/// What is too short for a local is for the arena's own objects, until it begins anew.
+#[test]
+fn what_is_left_is_cut_up_and_forgotten_with_a_reset() -> Result<(), ArenaError> {
+    const LIMIT: usize = 32 << 10;
+    let mut arena = Arena::with_config(ArenaConfig::new().limit(LIMIT))?;
+    for (leaves, size) in [(true, 400), (false, 16), (true, 16)] {
+        if leaves {
+            let local = arena.local();
+            local.alloc(0_u64)?;
+            // Keeps the local's piece from being the last in the arena.
+            arena.alloc(0_u64)?;
+        }
+        let mut grains = HashSet::new();
+        while let Ok(block) = arena.alloc_slice_with(size, |_| 0_u8) {
+            let grain = |offset: usize| address(block) + offset;
+            assert!(
+                (0..size).step_by(16).all(|offset| grains.insert(grain(offset))),
+                "twice"
+            );
+        }
+        assert!(size > 16 || 16 * grains.len() + 256 > LIMIT, "{}", grains.len());
+        arena.reset();
+    }
+    Ok(())
+}
+
+/// Also of pieces that are not the last in the arena.
 #[test]
 fn locals_that_come_and_go_use_what_others_left() -> Result<(), ArenaError> {
     let arena = Arena::new();
-    let keeper = arena.local();
     for _ in 0..10_000 {
         let local = arena.local();
         local.alloc([0_u8; 100])?;
-        // Keeps the local's piece from being the last in the arena.
-        keeper.alloc([0_u8; 16])?;
+        // The arena cuts it from behind the local's piece.
+        arena.alloc([0_u8; 16])?;
     }
     let reserved = arena.stats().reserved;
     assert!(reserved < 4 << 20, "{reserved}");

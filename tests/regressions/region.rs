@@ -54,9 +54,9 @@ fn small_regions_have_the_pages_they_are_said_to_have() {
     ];
     assert_eq!(pages, [13, 14, 6]);
     let objects = |kib, offset| Heap::new(region(kib, offset), all).map(|heap| heap.limit().0);
-    assert!(objects(24, 0).is_err() && objects(28, 0).is_ok());
+    assert!(objects(28, 0).is_err() && objects(32, 0).is_ok());
     for offset in [0, 1, 4096, 8191] {
-        let seen = [36, 64, 128].map(|kib| objects(kib, offset));
+        let seen = [40, 64, 128].map(|kib| objects(kib, offset));
         assert_eq!(seen, [1, 3, 11].map(Ok), "base {offset} bytes behind a page's border");
     }
 }

@@ -1,6 +1,10 @@
 //! The map names every page once and agrees with the counts; the pictures are drawn from the map.
 
-use pageheap::{Film, PageUse, Picture};
+use core::alloc::Layout;
+use core::mem::MaybeUninit;
+
+use pageheap::source::Region;
+use pageheap::{Film, Heap, PageUse, Picture};
 use proptest::prelude::*;
 
 use super::*;
@@ -74,6 +78,25 @@ fn a_picture_has_a_sign_for_every_cell_and_a_line_for_every_row() {
         "52 cells of 10 for 512 pages"
     );
     assert_eq!(rows[0], "====...===          ");
+}
+
+/// Also for the tables of a heap of objects, which has more of them.
+#[test]
+fn a_picture_has_room_for_all_rows() {
+    let memory = vec![MaybeUninit::uninit(); 64 << 20].leak();
+    let heap = Heap::new(Region::from_static(memory), Config::new(usize::MAX)).unwrap();
+    while heap.allocate(Layout::new::<[u8; 1 << 20]>()).is_some() {}
+    let mut svg = String::new();
+    let grown = heap.stats().pages.grown;
+    Picture::new(1, 16)
+        .svg("a heap", grown.0, heap.map(), &mut svg)
+        .unwrap();
+    let numbers = |name: &'static str| {
+        let values = svg.split(name).skip(1).map(|rest| rest.split_once('"').unwrap().0);
+        values.filter_map(|value| value.parse::<usize>().ok())
+    };
+    let (height, lowest) = (numbers(" height=\"").next().unwrap(), numbers(" y=\"").max().unwrap());
+    assert!((lowest..lowest + 200).contains(&height), "{lowest} of {height}");
 }
 
 /// The fields are public: drawing terminates, and the result is what `new` would have given.
