@@ -66,7 +66,8 @@ impl World {
     fn free(&self, run: PageRun) {
         self.heap.source().write_last(run);
         let is_aside = match &self.place {
-            Place::Shipped(aside) => aside.put(run, run.start().0),
+            // Runs are put at the second place first, and sought from the first one on.
+            Place::Shipped(aside) => aside.put(run, 1),
             Place::Copied(place, how) => {
                 let order = if *how == How::Relaxed {
                     Ordering::Relaxed
@@ -86,7 +87,7 @@ impl World {
     /// As `Objects::allocate_run`, with two of the last attempts.
     fn allocate(&self, pages: usize) -> Option<PageRun> {
         let start = match &self.place {
-            Place::Shipped(aside) => aside.take(PageCount(pages), pages).map(|start| start.0),
+            Place::Shipped(aside) => aside.take(PageCount(pages), 2).map(|start| start.0),
             Place::Copied(place, how) => {
                 let word = place.load(Ordering::Relaxed);
                 let taken = (word >> 32) as usize == pages && {
