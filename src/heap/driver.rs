@@ -16,8 +16,8 @@
 //! then for runs of any length. It ends when it has released as much as there was too much. A new one begins when a
 //! look finds something to release again.
 //!
-//! A look costs 1 ns for each 64 pages, twice that if caches are emptied. It is paid from the same account as the
-//! releasing, so a larger heap is looked at less often (1 TiB: every half second).
+//! A look costs 2 to 4 ns for each 64 pages, twice that if caches are emptied. It is paid from the same account as the
+//! releasing, so a large heap that is in use is looked at less often (1 TiB: every second or two; from some 300 GiB).
 
 #![forbid(unsafe_code)]
 
@@ -37,6 +37,7 @@ use crate::units::PageCount;
 use super::PageHeap;
 use super::above::{Above, Beside, Nothing};
 use super::limit::Ceiling;
+use super::look::mix;
 use super::scan::Released;
 
 /// A source of time for [`PageHeap::tick`].
@@ -136,19 +137,6 @@ pub(crate) struct Driver {
     beside: Cell<Option<[Beside; 2]>>,
     /// How many pages those tables cover.
     beside_pages: AtomicUsize,
-}
-
-/// The heap as seen by one look.
-#[derive(Clone, Copy, Debug, Default)]
-struct Look {
-    live: usize,
-    /// Pages free, or in caches, with memory behind them.
-    idle: usize,
-    /// Free pages in chunks that are done: released and not marked, or refused.
-    settled: usize,
-    /// Pages in caches.
-    cached: usize,
-    print: u64,
 }
 
 impl Driver {
@@ -269,7 +257,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     ///
     /// The work takes 1 % of elapsed time and may run 250 ms ahead of that at most. This includes emptying caches, of
     /// which 25 ms count at a time (full ones usually take 7). A step takes about one millisecond; four times a second
-    /// there is a look at the whole heap (1 ns for each 64 pages).
+    /// there is a look at the whole heap (2 to 4 ns for each 64 pages). Where it takes more than 1.25 ms, and pages are
+    /// allocated or freed, looks are less frequent, so that they take half of the work at most.
     ///
     /// ```
     /// use std::time::{Duration, Instant};
@@ -295,18 +284,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         };
         let mut state = driver.state.get();
         let (begin, now) = (nanoseconds(clock.work()), nanoseconds(clock.now()));
-        // Stores are emptied in one go: the work is paid for, but does not determine how long to pause.
-        let mut trimmed = 0;
         // Read under the turn: settling that was done before the driving thread was about to sleep does not count.
         let settle = above.settles();
         state.settled &= settle;
-        if state.retention.is_due(now) {
-            self.look(&mut state, now, settle, above, |all| {
-                let begin = nanoseconds(clock.work());
-                let has_all = above.trim(all);
-                trimmed = nanoseconds(clock.work()).saturating_sub(begin);
-                has_all
-            });
+        if state.retention.is_due(now, state.between_looks()) {
+            self.look_timed(&mut state, (begin, now), settle, above, clock);
         }
         let looked = nanoseconds(clock.work());
         let mut granules = 0;
@@ -325,22 +307,42 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         } else if state.silent && state.unpunched > 0 {
             state.unpunched = above.punch(state.unpunched, &go_on);
         }
-        let worked = nanoseconds(clock.work()).saturating_sub(begin);
-        self.counters.scavenging.add(worked);
-        state.pacer.charge(trimmed);
-        let pause = state.pacer.pause(
-            nanoseconds(clock.now()),
-            worked.saturating_sub(trimmed),
-            granules,
-            state.silent,
-        );
+        let end = nanoseconds(clock.work());
+        self.counters.scavenging.add(end.saturating_sub(begin));
+        // A look is paid for already.
+        let released = end.saturating_sub(looked);
+        let pause = state
+            .pacer
+            .pause(nanoseconds(clock.now()), released, granules, state.silent);
         driver.state.set(state);
         match state.campaign {
             Some(_) => Duration::from_nanos(pause),
             None if state.silent && state.unpunched > 0 => Duration::from_nanos(pause),
             None if state.resting && state.settled == settle => Duration::MAX,
-            None => Duration::from_nanos(pause.max(PERIOD)),
+            None => Duration::from_nanos(pause.max(state.between_looks())),
         }
+    }
+
+    /// A look, paid for: neither it nor the emptying of stores, which is done in one go, determines how long to pause.
+    /// It began at `begin` by the time worked, and it is `now`.
+    fn look_timed<C: Clock + ?Sized>(
+        &self,
+        state: &mut State,
+        (begin, now): (u64, u64),
+        settle: bool,
+        above: &impl Above,
+        clock: &C,
+    ) {
+        let mut trimmed = 0;
+        self.look(state, now, settle, above, |all| {
+            let begin = nanoseconds(clock.work());
+            let has_all = above.trim(all);
+            trimmed = nanoseconds(clock.work()).saturating_sub(begin);
+            has_all
+        });
+        let worked = nanoseconds(clock.work()).saturating_sub(begin);
+        state.pacer.charge(trimmed);
+        state.pacer.looked(worked.saturating_sub(trimmed), PERIOD);
     }
 
     /// Gives back up to `pages` free pages at once, or a few more rather than split a huge page. This includes pages in
@@ -434,50 +436,11 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         });
     }
 
-    /// Counts every chunk and every cache, and records what it sees of the chunks. `anew`: no chunk counts as done.
-    fn see(&self, activity: u64, turned: bool, anew: bool) -> Look {
-        let mut look = Look {
-            print: activity,
-            ..Look::default()
-        };
-        let grown = self.set.grown();
-        let mut free = 0;
-        for chunk in 0..grown.div_ceil(G::CHUNK_PAGES) {
-            let (bits, scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
-            let (mut here, mut here_idle, mut here_free, mut print) = (0, 0, 0, 0);
-            for (&bits, &scavenged) in bits[..G::CHUNK_WORDS].iter().zip(&scavenged[..G::CHUNK_WORDS]) {
-                here += bits.count_ones() as usize;
-                here_idle += (bits & !scavenged).count_ones() as usize;
-                print = mix(mix(print, bits), scavenged);
-                here_free = mix(here_free, bits);
-            }
-            free += here;
-            look.idle += here_idle;
-            look.print = mix(look.print, here_free);
-            // Relaxed: one writer, which holds the turn.
-            let entry = self.driver.chunks.get(chunk);
-            let seen = Chunk::unpack(entry.load(Ordering::Relaxed)).seen(G::CHUNK_PAGES - here, print, turned);
-            let done = seen.done && !anew;
-            look.settled += if done { here_idle } else { 0 };
-            entry.store(Chunk { done, ..seen }.pack(), Ordering::Relaxed);
-        }
-        self.for_each_slot(|slot| {
-            let state = slot.state();
-            look.cached += state.pages;
-            look.idle += state.pages - state.scavenged.min(state.pages);
-            for (word, pages) in slot.words() {
-                look.print = mix(look.print, pages ^ word as u64);
-            }
-            look.print = mix(look.print, state.refills);
-        });
-        look.live = self.memory_in(grown).saturating_sub(free).saturating_sub(look.cached);
-        look
-    }
-
     /// Works on a campaign while `go_on`. With lazy release nothing shows afterwards which pages of a chunk have gone.
     /// So all of them go, first from chunks that are entirely free, and then the chunk is done.
     fn work(&self, campaign: &mut Campaign, lazily: bool, go_on: impl Fn() -> bool) -> Released {
         let granule = self.granule_pages();
+        let fits = granule <= G::CHUNK_PAGES;
         let mut all = Released::default();
         let mut passed_over = 0;
         while !campaign.is_over() && (passed_over % PASSED_OVER != 0 || go_on()) {
@@ -488,10 +451,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
             // Relaxed: as in `see`.
             let entry = self.driver.chunks.get(chunk);
             let known = Chunk::unpack(entry.load(Ordering::Relaxed));
-            let huge = self.huge_pages();
-            let fits = granule <= G::CHUNK_PAGES;
             if fits && known.is_ready(G::CHUNK_PAGES, campaign.forced) {
                 passed_over = 0;
+                let huge = self.huge_pages();
                 let least = if campaign.huge { huge.max(granule) } else { granule };
                 let (idle, wanted) = (self.idle_in(chunk), campaign.pages);
                 let released = match (lazily, campaign.huge) {
@@ -527,15 +489,17 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     }
 }
 
+impl State {
+    /// How long to wait between two looks.
+    fn between_looks(&self) -> u64 {
+        self.pacer.between_looks(PERIOD, self.retention.is_quiet())
+    }
+}
+
 impl Campaign {
     fn is_over(&self) -> bool {
         self.pages == 0 || self.end == 0 && !self.huge
     }
-}
-
-/// Mixes a number into a print.
-fn mix(print: u64, number: u64) -> u64 {
-    (print ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
 }
 
 fn nanoseconds(time: Duration) -> u64 {

@@ -29,6 +29,7 @@ mod committed;
 mod config;
 mod scan;
 mod limit;
+mod look;
 mod driver;
 mod end;
 mod error;

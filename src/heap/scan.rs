@@ -167,6 +167,14 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// A run of the chunk worth releasing, excluding those in `not`; see [`scavenge::candidate`].
     fn candidate(&self, chunk: usize, from: usize, limits: Limits, not: &Block) -> Option<(usize, usize)> {
         let (free, mut scavenged) = (self.set.free.chunk::<G>(chunk), self.set.scavenged.chunk::<G>(chunk));
+        // Most chunks of a large heap: all that is free has been released. Whole granules of it are marked as a whole.
+        if free
+            .iter()
+            .zip(&scavenged)
+            .all(|(free, scavenged)| free & !scavenged == 0)
+        {
+            return None;
+        }
         let granule = self.granule_pages();
         if granule > 1 {
             scavenge::keep_whole(&mut scavenged[..G::CHUNK_WORDS], granule);

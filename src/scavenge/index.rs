@@ -13,8 +13,9 @@
 //! * A chunk is **dense** if 31/32 of it is in use now or was at any time since the previous generation. It is left
 //!   whole: the few pages it would yield are worth less than the huge page they would cost.
 //! * A chunk that has **filled up** in this generation is being used, and is left alone too.
-//! * A chunk in which nothing was left to release is **done** until its bits change (the print shows that), or the
-//!   program has been active and falls silent again: for lazily released pages the bits do not tell everything.
+//! * A chunk in which nothing was left to release, or of which every free page has been, is **done** until its bits
+//!   change (the print shows that), or the program has been active and falls silent again: for lazily released pages
+//!   the bits do not tell everything.
 //!
 //! Worked example: a chunk of 512 pages with 496 in use is dense. 100 are freed; it stays dense for the rest of this
 //! generation and the next, and is a candidate after that, one to two seconds later.
@@ -41,7 +42,7 @@ pub struct Chunk {
     pub before: usize,
     /// Generations since `in_use` last increased; counted up to 15.
     pub age: usize,
-    /// Nothing was left to release when it was last examined.
+    /// Nothing was left to release when it was last examined, or looked at.
     pub done: bool,
     /// A print of its bits, to detect changes.
     pub print: u64,

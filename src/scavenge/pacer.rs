@@ -9,13 +9,22 @@
 //! Two mechanisms limit the work. A **PI controller** (as in Go's scavenger, with its constants) chooses pauses such
 //! that the share of time worked comes to 1 %, even on systems whose sleeps are too long or too short. An **account**
 //! makes this a guarantee: it earns 1 % of elapsed time, holds 250 ms at most, and pays for the work. An overdraft is
-//! slept off in full. So in any interval of length T the work is at most T / 100 + 250 ms, plus a quantum.
+//! slept off in full. So in any interval of length T the work is at most T / 100 + 250 ms, plus a quantum and a look.
 //!
 //! **Trimming** empties stores and magazines in one go. It is paid from the account too, but causes no pause of its own
 //! while the account holds anything, and counts as 25 ms at most. Full stores (32 MiB) of blocks of 100 bytes take 7
 //! ms; if one trim could empty the account, what it brought back would remain resident for seconds. A trim that takes
 //! longer than 25 ms, in a build that is not optimised or with hundreds of threads, therefore adds the difference to
 //! the bound above.
+//!
+//! **Looks** at the whole heap take as long as it is large: milliseconds if it has grown to hundreds of GiB. They are
+//! paid from the account, and cause no pause of their own either: the next look comes later instead, so that looks take
+//! half of the share at most, and the controller aims at the rest. (When they caused pauses, a look that took more than
+//! 2.5 ms was followed by a pause after which the next look was due, and nearly nothing was released: 64 MiB in a heap
+//! of 1 TiB took 420 s. And a single look made the controller pause for ten seconds.) While nothing is seen to change,
+//! looks may come more often, as long as half of what the account can hold is left for the releasing: of those that a
+//! silent program is noticed by, only the first is late. Worked example: a look of 4 ms is followed by the next one
+//! after 0.8 s, and if that sees nothing new by others after 0.25 s each.
 //!
 //! **Hurry** is for a program that has fallen silent: while the account holds anything, the scavenger may use half of
 //! one processor. Worked example: 480 MiB in whole huge pages are 16 to 60 ms of work, paid from the account, done
@@ -39,6 +48,8 @@ const MOST_CREDIT: u64 = 250 * MILLISECOND;
 const HURRIED_PAUSE: u64 = 1;
 /// The most one trim is charged.
 const MOST_TRIM: u64 = 25 * MILLISECOND;
+/// The reciprocal of the share of one processor that looks may take, if they are frequent: half of what there is.
+const LOOK_PARTS: u64 = 2 * PARTS;
 /// The longest time that counts as elapsed between two quanta.
 const LONGEST: u64 = 10_000 * MILLISECOND;
 /// The most work, and the most debt, that counts: a second.
@@ -97,6 +108,10 @@ pub struct Pacer {
     credit: i64,
     /// When `pause` was last called.
     last: u64,
+    /// How long to wait between two looks that find something new.
+    apart: u64,
+    /// The share of one processor that such looks take.
+    looking: f64,
 }
 
 impl Default for Pacer {
@@ -113,16 +128,40 @@ impl Pacer {
             controller: Controller { integral: 0.0 },
             credit: MOST_CREDIT as i64,
             last: 0,
+            apart: 0,
+            looking: 0.0,
+        }
+    }
+
+    /// Pays for a look that took `worked` nanoseconds, before the [`pause`](Self::pause). There is one each `period`
+    /// nanoseconds at most.
+    pub fn looked(&mut self, worked: u64, period: u64) {
+        let worked = worked.min(MOST_WORK);
+        self.apart = period.max(worked * LOOK_PARTS);
+        self.looking = worked as f64 / self.apart.max(1) as f64;
+        self.pay(worked);
+    }
+
+    /// How long to wait between two looks, at least `period` nanoseconds; `quiet` if the last one saw nothing new.
+    #[must_use]
+    pub fn between_looks(&self, period: u64, quiet: bool) -> u64 {
+        if quiet && self.credit >= MOST_CREDIT as i64 / 2 {
+            period
+        } else {
+            period.max(self.apart)
         }
     }
 
     /// Pays for `trimmed` nanoseconds of emptying stores and magazines, before the [`pause`](Self::pause).
     pub fn charge(&mut self, trimmed: u64) {
-        let charge = trimmed.min(MOST_TRIM) as i64;
-        self.credit = self.credit.saturating_sub(charge).max(-(MOST_WORK as i64));
+        self.pay(trimmed.min(MOST_TRIM));
     }
 
-    /// How long to pause after `worked` nanoseconds of work that ended at `now` and released `granules` granules.
+    fn pay(&mut self, worked: u64) {
+        self.credit = self.credit.saturating_sub(worked as i64).max(-(MOST_WORK as i64));
+    }
+
+    /// How long to pause after `worked` nanoseconds of releasing that ended at `now` and released `granules` granules.
     #[must_use]
     pub fn pause(&mut self, now: u64, worked: u64, granules: usize, hurry: bool) -> u64 {
         let worked = if worked == 0 {
@@ -141,12 +180,12 @@ impl Pacer {
         self.credit = earned.saturating_sub(worked as i64).max(-(MOST_WORK as i64));
         let overdrawn = u64::try_from(self.credit.saturating_neg()).unwrap_or(0);
         let debt = overdrawn.saturating_mul(PARTS);
+        // A clock that stands still tells the controller nothing.
+        let share = worked as f64 / passed.max(1) as f64;
+        let ratio = self.controller.next(share, SHARE - self.looking, passed as f64);
         if worked == 0 {
             return debt;
         }
-        let ratio = self
-            .controller
-            .next(worked as f64 / passed as f64, SHARE, passed as f64);
         if self.credit >= 0 && hurry {
             return worked * HURRIED_PAUSE;
         }

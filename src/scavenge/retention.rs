@@ -37,7 +37,7 @@
 
 #![forbid(unsafe_code)]
 
-/// Nanoseconds between two looks at the heap.
+/// Nanoseconds between two looks at the heap, or more if it is large.
 pub const PERIOD: u64 = 250_000_000;
 /// How long nothing may happen before a program counts as silent.
 const SILENCE: u64 = 1_000_000_000;
@@ -86,10 +86,16 @@ impl Retention {
         }
     }
 
-    /// Whether it is time for another look. Also true if the clock went back.
+    /// Whether it is time for another look, `apart` nanoseconds after the last one. Also true if the clock went back.
     #[must_use]
-    pub fn is_due(&self, now: u64) -> bool {
-        now < self.last || now - self.last >= PERIOD || self.last == 0
+    pub fn is_due(&self, now: u64, apart: u64) -> bool {
+        now < self.last || now - self.last >= apart || self.last == 0
+    }
+
+    /// Whether the last look found what the one before it had found.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.quiet_looks > 0
     }
 
     /// Whether a look at this time is the first of its generation.

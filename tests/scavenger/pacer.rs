@@ -101,6 +101,68 @@ fn the_share_comes_to_a_hundredth_though_sleeps_are_long() {
     }
 }
 
+/// Looks cost what the heap is large: they come less often, and the account and the controller take both into account.
+#[test]
+fn looks_take_half_of_the_share_at_most() {
+    for look in [
+        0,
+        20_000,
+        MILLISECOND,
+        4 * MILLISECOND,
+        30 * MILLISECOND,
+        100 * MILLISECOND,
+    ] {
+        let mut pacer = Pacer::new();
+        let (period, rounds) = (250 * MILLISECOND, 30_000);
+        let (begin, mut now, mut next) = (SECOND, SECOND, SECOND);
+        let (mut looked, mut released) = (0, 0);
+        for _ in 0..rounds {
+            if now >= next {
+                now += look;
+                looked += look;
+                pacer.looked(look, period);
+                next = now + pacer.between_looks(period, false);
+            }
+            now += QUANTUM;
+            released += QUANTUM;
+            let pause = pacer.pause(now, QUANTUM, 0, false);
+            now += pause;
+            let most = (now - begin) / 100 + 250 * MILLISECOND + QUANTUM + look;
+            assert!(looked + released <= most, "{looked} and {released} of {most}");
+        }
+        let share = |worked: u64| worked as f64 / (now - begin) as f64;
+        assert!(share(looked) <= 0.0051, "{look}: looks take {}", share(looked));
+        assert!(
+            share(released) >= 0.0035,
+            "{look}: the releasing gets {}",
+            share(released)
+        );
+        assert!(
+            share(looked + released) >= 0.007,
+            "{look}: {}",
+            share(looked + released)
+        );
+    }
+}
+
+#[test]
+fn looks_that_find_nothing_new_are_frequent_while_half_of_the_account_is_left() {
+    let (mut pacer, period, look) = (Pacer::new(), 250 * MILLISECOND, 10 * MILLISECOND);
+    let mut frequent = 0;
+    loop {
+        pacer.looked(look, period);
+        assert_eq!(pacer.between_looks(period, false), 200 * look);
+        if pacer.between_looks(period, true) > period {
+            break;
+        }
+        frequent += 1;
+    }
+    assert_eq!(frequent, 12, "125 ms are left");
+    // Clocks may do what they like.
+    pacer.looked(u64::MAX, period);
+    assert_eq!(pacer.between_looks(period, true), 200 * SECOND);
+}
+
 #[test]
 fn a_hurry_is_half_of_a_processor_until_the_account_is_empty() {
     let mut pacer = Pacer::new();
