@@ -266,7 +266,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     // ---- inspecting, and giving memory back
     // ------------------------------------------------------------------------------------------------------
 
-    /// Collects the statistics. O(heap): 0.4 ns for each 64 pages, and 80 counts for each structure that threads have
+    /// Collects the statistics. O(heap): 2-3 ns for each 64 pages, and 80 counts for each structure that threads have
     /// or had, under the lock that threads begin and end with. [`backed`](Self::backed) is O(1). All zero before the
     /// first allocation.
     #[must_use]
@@ -380,7 +380,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// stays; [`release`](Self::release) reaches that too. How both differ from `tick`: [Giving memory
     /// back](crate#giving-memory-back).
     ///
-    /// Cost: emptying the stores, 0.4 ns for each 64 pages examined, and for the pages released the same as `release`.
+    /// Cost: emptying the stores, 2-3 ns for each 64 pages examined, and for the pages released the same as `release`.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
         self.opened().map_or(PageCount::ZERO, |objects| objects.scavenge(pages))
     }

@@ -67,7 +67,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// than split a huge page) are released or nothing is left. Returns how many, without those that
     /// had no memory any more.
     ///
-    /// Cost: 0.4 ns a word examined, and one `release` for each run. Pages whose release the source refuses stay as
+    /// Cost: 2 to 3 ns a word examined, and one `release` for each run. Pages whose release the source refuses stay as
     /// they are. In a heap that [releases lazily](crate::Config::release_lazily), this is lazy too.
     pub fn scavenge(&self, pages: PageCount) -> PageCount {
         self.timed(|| self.scavenge_with(pages, self.lazily, || ()))

@@ -1,6 +1,6 @@
 //! What a heap has done, and where its pages are.
 //!
-//! Where pages are is computed on request, from the bitmaps and the slots (0.4 ns a word of pages): the allocation
+//! Where pages are is computed on request, from the bitmaps and the slots (2 to 3 ns a word of pages): the allocation
 //! paths keep no account. What was done is counted on paths that are slow anyway.
 
 #![forbid(unsafe_code)]
@@ -179,7 +179,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         done
     }
 
-    /// Collects the statistics. O(heap): 0.4 ns for each 64 pages.
+    /// Collects the statistics. O(heap): 2 to 3 ns for each 64 pages.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut stats = Stats {

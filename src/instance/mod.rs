@@ -396,7 +396,7 @@ impl<S: Source + 'static> Heap<S> {
         self.objects().tick(clock)
     }
 
-    /// Collects the statistics. O(heap): 0.4 ns for each 64 pages, and 80 counts for each structure that threads have
+    /// Collects the statistics. O(heap): 2-3 ns for each 64 pages, and 80 counts for each structure that threads have
     /// or had, under the lock that threads begin and end with. [`backed`](Self::backed) is O(1).
     #[must_use]
     pub fn stats(&self) -> GlobalStats {

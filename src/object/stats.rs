@@ -190,15 +190,22 @@ impl<S: Source + 'static> Objects<S> {
     /// What each page is; see [`PageHeap::map`](crate::PageHeap::map).
     pub fn map(&self) -> impl Iterator<Item = MapEntry> + '_ {
         let covered = self.spans.covered();
-        let pages = self.heap.pages().enumerate().map(move |(page, is)| match is {
-            PageUse::Run if page < covered => match self.span_at(PageIndex(page)) {
-                Some((class, _)) => PageUse::Span { slot: class.bytes() },
-                None => PageUse::Run,
-            },
-            is => is,
+        let what = move |page| match (page < covered).then(|| self.span_at(PageIndex(page))).flatten() {
+            Some((class, _)) => PageUse::Span { slot: class.bytes() },
+            None => PageUse::Run,
+        };
+        let mut end = 0;
+        let pieces = self.heap.pieces().flat_map(move |(is, count)| {
+            let start = end;
+            end += count;
+            // What is a run to the heap may be several spans.
+            let each = if is == PageUse::Run { 1 } else { count };
+            (start..end)
+                .step_by(each)
+                .map(move |page| (if is == PageUse::Run { what(page) } else { is }, each))
         });
         let tables = self.heap.table_bytes() + self.tables.state().1 + self.commons.annex_size().0;
-        Joined::with_tables(pages, tables, PAGE_BYTES)
+        Joined::with_tables(pieces, tables, PAGE_BYTES)
     }
 
     /// Counts everything. O(heap).
