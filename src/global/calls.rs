@@ -122,7 +122,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     fn take_aligned<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
         if layout.align() > SizeClass::MOST_ALIGN {
-            return self.take_slow(layout, ZEROED);
+            return self.take_apart::<ZEROED>(layout);
         }
         let rounded = SizeClass::rounded(layout.size(), layout.align());
         let Some(size) = FlaggedSize::of(rounded) else {
@@ -192,8 +192,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
         // SAFETY: the caller's promise; a layout of the rounded size has the same slot, or the same pages.
         unsafe {
             if layout.align() > SizeClass::MOST_ALIGN {
-                self.dealloc_slow(memory, layout.size(), layout.align());
-                return;
+                return self.give_apart(memory, layout);
             }
             self.give_sized(memory, SizeClass::rounded(layout.size(), layout.align()));
         }

@@ -5,6 +5,7 @@
 //! ```text
 //!   take_large ── a run in the hand of this length? ── on its list? ── slow
 //!   give_large ── room in the hand of this length?  ── on its list? ── in a lot? ── slow
+//!   take_apart ── an aligned run in the hand of this length? ───────── slow        give_apart: as give_large, no list
 //!   take_long ─── a run of this length aside? ──────────────────────── slow
 //!   give_long ─── room aside? ──────────────────────────────────────── slow
 //! ```
@@ -28,7 +29,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     pub(super) fn take_large<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
         if ZEROED || layout.align() > SizeClass::MOST_ALIGN {
-            return self.take_slow(layout, ZEROED);
+            return self.take_apart::<ZEROED>(layout);
         }
         let Some(length) = Length::of_size(layout.size()) else {
             return self.take_long(layout);
@@ -62,6 +63,37 @@ impl<S: Source + 'static> GlobalHeap<S> {
         let memory = unsafe { self.entered().take_from_list(&thread, length) };
         drop(thread);
         memory.or_else(|| self.alloc_slow(layout))
+    }
+
+    /// Alignments above those of slots: from the hand of this thread's shelf, if the run in it is aligned.
+    #[inline(never)]
+    pub(super) fn take_apart<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
+        if !ZEROED && let Some((thread, objects)) = self.enter_with() {
+            let memory = objects.take_aligned_from_hand(&thread, layout);
+            drop(thread);
+            if memory.is_some() {
+                return memory;
+            }
+        }
+        self.take_slow(layout, ZEROED)
+    }
+
+    /// The same way back.
+    ///
+    /// # Safety
+    ///
+    /// As for [`GlobalAlloc::dealloc`](core::alloc::GlobalAlloc::dealloc).
+    #[inline(never)]
+    pub(super) unsafe fn give_apart(&self, memory: NonNull<u8>, layout: Layout) {
+        if let Some((thread, objects)) = self.enter_with() {
+            let length = objects.put_aligned_in_hand(&thread, memory, layout);
+            drop(thread);
+            if let Some(length) = length {
+                return self.after_put(objects, length);
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.dealloc_slow(memory, layout.size(), layout.align()) };
     }
 
     /// Fast path: into the hand of this thread's shelf, if there is room; as [`take_large`](Self::take_large).

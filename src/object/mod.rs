@@ -72,6 +72,7 @@ mod racks;
 mod share;
 mod transfer;
 mod run;
+mod aligned;
 mod twice;
 mod stray;
 mod shorten;

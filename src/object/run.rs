@@ -39,7 +39,7 @@ const MOST_ENTERED_ALIGN: usize = 16 << 20;
 
 /// Whether a large block of this layout is in the table.
 #[inline]
-const fn is_entered(layout: Layout) -> bool {
+pub(super) const fn is_entered(layout: Layout) -> bool {
     layout.align() <= MOST_ENTERED_ALIGN
 }
 
@@ -208,28 +208,6 @@ impl<S: Source + 'static> Objects<S> {
         self.enter(head, layout);
         self.free_run(thread.cache(), tail);
         Some(head)
-    }
-
-    /// A block aligned to more than a page, if the run of just so many pages that leaves the shelf next is aligned:
-    /// most often the last such block to be freed.
-    fn aligned_from_shelf(&self, thread: &Thread, layout: Layout) -> Option<PageRun> {
-        let length = Length::exactly(pages_for(layout).0).filter(|_| is_entered(layout))?;
-        let is_aligned = |start| self.spans.address(start).addr().get().is_multiple_of(layout.align());
-        let [held, listed] = thread.shelf().next_of(length);
-        // SAFETY: the structure is as `Objects::free` asks.
-        let memory = unsafe {
-            if held.is_some_and(is_aligned) {
-                self.take_from_hand(thread, length)
-            } else if listed.is_none_or(is_aligned) {
-                // Also if there is none: that counts as a request.
-                self.take_from_list(thread, length)
-            } else {
-                None
-            }
-        };
-        let run = PageRun::known(self.spans.page_of(memory?).0, length.pages());
-        self.enter(run, layout);
-        Some(run)
     }
 
     /// Whether a large block of this layout could be allocated if everything else were free.
