@@ -44,7 +44,8 @@
 //!   The background thread of a `GlobalHeap` does this by itself, and is woken.
 //! * **`scavenge(pages)`** gives back free pages now, on the calling thread, including those in the size classes'
 //!   stores, and the memory between live blocks of more than 1 KiB (not with `release_lazily`, nor on Windows), but not
-//!   what threads cache for themselves. (A `Heap` has one cache for all threads, which counts as free.)
+//!   what threads cache for themselves. (In a `Heap`, whose threads share what it caches, that goes back too, unless
+//!   another thread holds the lock of it.)
 //! * **`release(…)`** gives back all of that now, and also what threads and caches keep, even those of sleeping threads
 //!   (where the system has a fence through all threads: Linux and Windows, but not Wine).
 //!

@@ -38,7 +38,8 @@
 //!   [`stay`] until the code it would return to is gone.
 //!
 //! **What is given back**: tables, free pages, and the address space after the last page in use. A block that is still
-//! allocated stays in place: its owner may read it forever. Nobody may *free* it, of course.
+//! allocated stays in place: its owner may read it forever. Nobody may *free* it, of course. The process's own heap of
+//! pages stays with all its addresses (`process.rs`).
 //!
 //! Linux only (with a C library whose `dlclose` does not unload, such as musl, it is never called). On macOS libraries
 //! with thread-locals are never unloaded. On other systems a library with a heap in it must stay loaded.

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A `GlobalHeap` need not be the program's allocator. One that is used beside it has magazines for each thread, which
-//! a `Heap` does not, and is never dropped.
+//! a `Heap` does not, unless the thread has called another `GlobalHeap` before, such as the program's; and it is never
+//! dropped.
 //!
 //! A value of zero bytes takes no memory and is not freed: the crate's own boxes of such values make up an address, and
 //! free that.

@@ -11,13 +11,15 @@
 //! is kept as the spare if the class has none; otherwise the caller gets its pages and returns them to the heap of
 //! pages. Memory between a span's live slots may go back to the source before that (`holes.rs`).
 //!
-//! **No allocation or free waits for a thread that is not running**, with one exception. A thread that needs slots and
-//! finds the lock held for longer than a short critical section takes them from a fresh span, which no other thread
-//! knows yet, and queues the span for the next holder of the lock: the span has *arrived*. That holder links it before
-//! it does anything else, so before the first slot can come back to it. A thread that finds the lock held while it
-//! brings a batch stores the batch, even if the store is full. But if that has twice what it may have, or if the thread
-//! has no room for more and may not have more (`hoard.rs`), it waits first, four milliseconds at most: else threads
-//! that drop what others have allocated fill the store, or their magazines, without end.
+//! **Allocations and frees hardly ever wait for a thread that is not running.** A thread that needs slots and finds the
+//! lock held for longer than a short critical section takes them from a fresh span, which no other thread knows yet,
+//! and queues the span for the next holder of the lock: the span has *arrived*. That holder links it before it does
+//! anything else, so before the first slot can come back to it. A thread that finds the lock held while it brings a
+//! batch stores the batch, even if the store is full. But if that has twice what it may have, or if the thread has no
+//! room for more and may not have more (`hoard.rs`), it waits first, four milliseconds at most: else threads that drop
+//! what others have allocated fill the store, or their magazines, without end. And it waits for as long as it takes
+//! where there is no memory for a rack or a span, and where stores and magazines are emptied: above the soft limit,
+//! before a refusal, and in a flush.
 //!
 //! Only slots are handled under the lock, never the heap of pages: growing, freeing and system calls happen outside.
 //!

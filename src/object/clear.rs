@@ -20,7 +20,12 @@
 //! **In vain.** A question was in vain if an eighth or more of the block was in use, or the source does not know.
 //! After one such answer the next block of that size is written without asking; after two in a row the next three,
 //! then seven, and so on up to 255. So a program with dense blocks pays little, for one in 256 of them (8 µs for 1 MiB,
-//! 60 for 64; with every eighth page in use, 800), and a program whose use becomes sparse is noticed.
+//! 60 for 64; with every eighth page in use, 800).
+//!
+//! **A use that becomes sparse.** A block that is written here is dense the next time, whatever the program does with
+//! it. So when the questions have become that rare, such a block is given back to the source instead, and the next one
+//! of that size asked about at once: what is in use then, the program has written. One block in 257 is faulted in
+//! again.
 //!
 //! Cost: a load and a store for a block of 1 MiB or more.
 
@@ -42,6 +47,9 @@ const WIPED_BYTES: usize = 32 << 20;
 /// After vain questions, the number left out is at most two to this power, less one.
 const MOST_FAILURES: u8 = 8;
 
+/// Instead of failures: the last block was given back, so that the next question shows what the program has written.
+const FRESH: u8 = MOST_FAILURES + 1;
+
 /// How many sizes are told apart, by doublings; the last one covers all larger blocks.
 const SIZES: usize = 8;
 
@@ -56,7 +64,7 @@ pub struct Patience {
 /// For one size. Threads may count concurrently and lose a count: it only says how rarely to ask.
 #[derive(Debug)]
 struct Hope {
-    /// Vain questions in a row.
+    /// Vain questions in a row, or [`FRESH`].
     failures: AtomicU8,
     /// How many questions to leave out before the next.
     waits: AtomicU8,
@@ -88,16 +96,18 @@ impl Hope {
         waits == 0
     }
 
-    /// Records the answer.
-    fn learns(&self, was_sparse: bool) {
-        let failures = if was_sparse {
-            0
-        } else {
-            // Relaxed, here and below: as in `asks`.
-            (self.failures.load(Ordering::Relaxed) + 1).min(MOST_FAILURES)
+    /// Records the answer. Returns whether the block is to be given back, so that the next question shows more.
+    fn learns(&self, was_sparse: bool) -> bool {
+        // Relaxed, here and below: as in `asks`.
+        let failures = match self.failures.load(Ordering::Relaxed) {
+            _ if was_sparse => 0,
+            FRESH => MOST_FAILURES,
+            before => before + 1,
         };
+        let waits = if failures == FRESH { 0 } else { (1_u16 << failures) - 1 };
         self.failures.store(failures, Ordering::Relaxed);
-        self.waits.store(((1_u16 << failures) - 1) as u8, Ordering::Relaxed);
+        self.waits.store(waits as u8, Ordering::Relaxed);
+        failures == FRESH
     }
 }
 
@@ -111,8 +121,8 @@ impl<S: Source + 'static> Objects<S> {
         let hope = self.patience.of(bytes);
         if !self.patience.off && hope.asks() {
             let cleared = self.heap.clear(run);
-            hope.learns(cleared);
-            if cleared {
+            let is_to_be_fresh = hope.learns(cleared);
+            if cleared || is_to_be_fresh && self.heap.wipe(run) {
                 return true;
             }
         }
@@ -137,10 +147,13 @@ mod tests {
         };
         let asked = |sparse| (0..1000).filter(|_| ask(ASKED_BYTES, sparse)).count();
         assert_eq!(asked(true), 1000);
-        assert_eq!(asked(false), 10, "1, 2, 4 … 128 apart, and 256 from there on");
+        assert_eq!(
+            asked(false),
+            12,
+            "1, 2, 4 … 128 apart, and 256 and 1 by turns from there on"
+        );
         assert!(ask(2 * ASKED_BYTES, false), "another size is another matter");
-        let wait = (0..=u8::MAX).position(|_| ask(ASKED_BYTES, true));
-        assert!(wait.is_some(), "who changes his ways is found out");
+        assert!((0..=u8::MAX).any(|_| ask(ASKED_BYTES, true)));
         assert_eq!(asked(true), 1000);
         assert!(
             ask(usize::MAX, true) && ask(ASKED_BYTES, true),

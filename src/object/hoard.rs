@@ -1,5 +1,5 @@
 //! What all threads of a heap may keep in spares, and in room for frees, beyond a little of each class: one sum that
-//! they do not exceed.
+//! they do not exceed, unless a class's lock is held for milliseconds by a thread without a processor.
 //!
 //! ```text
 //!   thread   spares: as much as it has fetched, up to 2 MiB,   ──╮

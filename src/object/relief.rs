@@ -19,11 +19,12 @@
 //! time, as it does for page faults (binary trees take 1.1 times as long, larson with eight threads 3 times, large
 //! blocks of mixed sizes under a limit of nothing 12 times).
 //!
-//! What is emptied must be refilled, at a cost to all threads. So there is one round for each further 64th of the
-//! limit that the heap is over it, or each MiB if that is more. The first thread to notice makes it, for 64 structures
-//! at a time: 2 system calls, and 7 µs for each full structure, besides the page faults of a MiB. A thread that cannot
-//! get the rounds lock does without. When its call ends, with nothing held, the structures that threads share are
-//! emptied too: that takes a fence for each that another thread is alone with, and waits for that thread.
+//! What is emptied must be refilled, at a cost to all threads. So there is one round for each further 64th of the limit
+//! that the heap is over it, or each MiB if that is more. The first thread to notice makes it, for 64 structures at a
+//! time: 2 system calls, and up to 9 µs for each full magazine (130 for a structure in which all 80 are full), besides
+//! the page faults of a MiB. A thread that cannot get the rounds lock does without. When its call ends, with nothing
+//! held, the structures that threads share are emptied too: that takes a fence for each that another thread is alone
+//! with, and waits for that thread.
 
 #![forbid(unsafe_code)]
 

@@ -88,6 +88,27 @@ fn what_is_zero_is_not_written() {
     }
 }
 
+/// What is written because the last use was dense is dense itself, whatever the program does with it.
+#[test]
+fn a_use_that_becomes_sparse_again_is_noticed() {
+    const NAME: &str = "zeroed::a_use_that_becomes_sparse_again_is_noticed";
+    if !is_child() {
+        let mut alone = command(NAME);
+        alone.envs([("PAGEHEAP_HUGE_PAGES", "avoid"), ("PAGEHEAP_BACKGROUND", "0")]);
+        return assert!(ends_well(&mut alone));
+    }
+    if !is_told() {
+        return println!("skipped: this system does not say what is zero");
+    }
+    let size = 3 * MIB;
+    touch_block(size, size / 16);
+    let before = resident();
+    use_block(&HEAP, size, 1);
+    (0..600).for_each(|_| touch_block(size, size / 16));
+    let after = resident();
+    assert!(after <= before + size / 8, "{before}, then {after}, of {size}");
+}
+
 /// A block at the heap's end that was used and freed is where a longer one begins, for which the heap grows: the pages
 /// that are new are not written to, whoever may be asked what is zero.
 #[test]

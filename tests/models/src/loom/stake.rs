@@ -256,6 +256,25 @@ fn what_is_loaded_after_a_seizure_is_used_like_what_was_there_before() {
     });
 }
 
+/// A slot lies on one that was pushed back, so the top that covers it was lowered in between.
+#[test]
+fn what_lies_under_a_lowered_top_is_published_with_it() {
+    explore(3, || {
+        let magazine = Magazine::laden();
+        let other = magazine.clone();
+        let thread = spawn(move || {
+            let mut own: Vec<usize> = other.pop().into_iter().collect();
+            own.retain(|&slot| !other.push(slot));
+            own.extend([3].into_iter().filter(|&slot| !other.push(slot)));
+            own.extend(other.pop());
+            own
+        });
+        let found = seize_it(&magazine);
+        let own = thread.join().unwrap();
+        agree(found.into_iter().chain(own).chain(magazine.empty()), &[1, 2, 3]);
+    });
+}
+
 #[test]
 fn who_comes_by_another_key_changes_nothing() {
     explore(3, || {
