@@ -108,8 +108,10 @@ pub struct Pacer {
     credit: i64,
     /// When `pause` was last called.
     last: u64,
-    /// How long to wait between two looks that find something new.
+    /// How long to wait between two looks that find something new: by the shorter of the last two.
     apart: u64,
+    /// What the last look took.
+    before: u64,
     /// The share of one processor that such looks take.
     looking: f64,
 }
@@ -128,6 +130,7 @@ impl Pacer {
             controller: Controller { integral: 0.0 },
             credit: MOST_CREDIT as i64,
             last: 0,
+            before: 0,
             apart: 0,
             looking: 0.0,
         }
@@ -137,8 +140,10 @@ impl Pacer {
     /// nanoseconds at most.
     pub fn looked(&mut self, worked: u64, period: u64) {
         let worked = worked.min(MOST_WORK);
-        self.apart = period.max(worked * LOOK_PARTS);
-        self.looking = worked as f64 / self.apart.max(1) as f64;
+        // One that was held up, by a clock that counts that as work, says nothing of the next.
+        let usual = worked.min(core::mem::replace(&mut self.before, worked));
+        self.apart = period.max(usual * LOOK_PARTS);
+        self.looking = usual as f64 / self.apart.max(1) as f64;
         self.pay(worked);
     }
 

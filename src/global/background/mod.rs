@@ -67,7 +67,8 @@ mod host;
 #[cfg(target_os = "linux")]
 pub(super) use host::{constructors_have_run, end, is_started};
 
-/// How long it waits before it goes to sleep, to look once more: longer than the time between two looks.
+/// How long it waits before it goes to sleep, to look once more: longer than the time between two looks. (Where looks
+/// take long, and come seconds apart, it wakes and waits again until one is due.)
 const ANOTHER_LOOK: Duration = Duration::from_millis(300);
 
 /// How often the system's state is read.
