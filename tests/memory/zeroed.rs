@@ -52,19 +52,29 @@ fn is_told() -> bool {
     }
 }
 
-/// Pages that were never written to are not written to, and so get no memory, however often the block is reused.
-#[test]
-fn what_is_zero_is_not_written() {
-    const NAME: &str = "zeroed::what_is_zero_is_not_written";
+/// Whether this is a process for the test of this name alone, in which the system reports that. If it is none, the test
+/// has run in one.
+fn is_alone_and_told(name: &str) -> bool {
     if !is_child() {
         // With huge pages, one byte would back 512 pages. Where the system is short of memory, a background thread
         // would give some back.
-        let mut alone = command(NAME);
+        let mut alone = command(name);
         alone.envs([("PAGEHEAP_HUGE_PAGES", "avoid"), ("PAGEHEAP_BACKGROUND", "0")]);
-        return assert!(ends_well(&mut alone));
+        assert!(ends_well(&mut alone));
+        return false;
     }
-    if !is_told() {
-        return println!("skipped: this system does not say what is zero");
+    let is_told = is_told();
+    if !is_told {
+        println!("skipped: this system does not say what is zero");
+    }
+    is_told
+}
+
+/// Pages that were never written to are not written to, and so get no memory, however often the block is reused.
+#[test]
+fn what_is_zero_is_not_written() {
+    if !is_alone_and_told("zeroed::what_is_zero_is_not_written") {
+        return;
     }
     // For the last size, the system is asked several times.
     for size in [MIB, 3 * MIB, 16 * MIB, 64 * MIB, by_width(700, 128) * MIB] {
@@ -91,14 +101,8 @@ fn what_is_zero_is_not_written() {
 /// What is written because the last use was dense is dense itself, whatever the program does with it.
 #[test]
 fn a_use_that_becomes_sparse_again_is_noticed() {
-    const NAME: &str = "zeroed::a_use_that_becomes_sparse_again_is_noticed";
-    if !is_child() {
-        let mut alone = command(NAME);
-        alone.envs([("PAGEHEAP_HUGE_PAGES", "avoid"), ("PAGEHEAP_BACKGROUND", "0")]);
-        return assert!(ends_well(&mut alone));
-    }
-    if !is_told() {
-        return println!("skipped: this system does not say what is zero");
+    if !is_alone_and_told("zeroed::a_use_that_becomes_sparse_again_is_noticed") {
+        return;
     }
     let size = 3 * MIB;
     touch_block(size, size / 16);
