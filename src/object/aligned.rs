@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn an_aligned_block_comes_back_from_the_hand_as_what_is_asked_for() {
         const PAGES: usize = 5;
-        let objects = Objects::for_test(16 << 20, 1, false);
+        let objects = Objects::for_test(4 << 20, 1, false);
         let own = objects.shared();
         let layout = |align| Layout::from_size_align(PAGES * PAGE_BYTES, align).unwrap();
         let (aligned, plain, length) = (layout(2 * PAGE_BYTES), layout(8), Length::exactly(PAGES).unwrap());

@@ -115,12 +115,12 @@ fn what_a_thread_has_room_for_no_more_others_may_have() {
 #[test]
 fn who_sends_slots_home_tells_the_keeper() {
     for is_full in [false, true] {
-        let objects = Objects::for_test(32 << 20, 4, true);
+        let objects = Objects::for_test(8 << 20, 4, true);
         let own = enter(objects);
         let blocks: Vec<_> = if is_full {
             core::iter::from_fn(|| objects.allocate(&own, LONG)).collect()
         } else {
-            allocate(objects, &own, 2400)
+            allocate(objects, &own, 800)
         };
         if !is_full {
             objects.heap.set_soft_limit(PageCount(1));
@@ -135,7 +135,7 @@ fn who_sends_slots_home_tells_the_keeper() {
 /// With blocks of all classes, few of them or many, in one order or another.
 #[test]
 fn a_plot_is_as_long_as_what_is_used_at_a_time() {
-    let objects = Objects::for_test(128 << 20, 64, false);
+    let objects = Objects::for_test(64 << 20, 64, false);
     let own = enter(objects);
     let use_all = |count: u32| {
         for class in SizeClass::all() {

@@ -125,7 +125,7 @@ mod tests {
     /// What lies there with the block that it asks for goes on its list.
     #[test]
     fn a_thread_that_takes_a_lot_has_a_share() {
-        let objects = Objects::for_test(64 << 20, 2, false);
+        let objects = Objects::for_test(16 << 20, 2, false);
         let ([maker, dropper], buffer) = (two(objects), layout(13));
         let made = [0; 5].map(|_| make(objects, &maker, buffer));
         made.into_iter()

@@ -252,7 +252,7 @@ pub(super) mod tests {
     /// Who dropped it keeps one; the other gets the rest back, all of them by the first request.
     #[test]
     fn what_another_thread_drops_comes_back_all_at_once() {
-        let objects = Objects::for_test(64 << 20, 2, false);
+        let objects = Objects::for_test(32 << 20, 2, false);
         let ([maker, dropper], buffer) = (two(objects), layout(13));
         let made = [0; 1 + MOST_RUNS].map(|_| make(objects, &maker, buffer));
         let in_lots = made.map(|block| drop_large(objects, &dropper, block, buffer));
@@ -276,7 +276,7 @@ pub(super) mod tests {
     /// heap. And no runs are put there that nobody has asked for lately.
     #[test]
     fn lots_are_for_who_asks() {
-        let objects = Objects::for_test(64 << 20, 3, false);
+        let objects = Objects::for_test(32 << 20, 3, false);
         let ([maker, dropper], buffer) = (two(objects), layout(13));
         let [other, _] = two(objects);
         let made = [0; 9].map(|_| make(objects, &maker, buffer));

@@ -95,7 +95,7 @@ fn whole_heaps_go_within_a_second_of_silence() {
 /// 262,144 chunks, these readings were a fifth of a second of work, in each campaign.
 #[test]
 fn a_campaign_passes_over_what_has_been_released() {
-    let heap = heap(Simulated::new(4096), 16 << 30);
+    let heap = heap(Simulated::new(4096), 1 << if usize::BITS > 32 { 34 } else { 30 });
     let all = heap.allocate(heap.capacity()).unwrap();
     // SAFETY: just allocated; nothing uses it.
     unsafe { heap.free(all) };
