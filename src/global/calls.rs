@@ -122,7 +122,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
     #[inline(never)]
     fn take_aligned<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
         if layout.align() > SizeClass::MOST_ALIGN {
-            return self.take_apart::<ZEROED>(layout);
+            return if ZEROED {
+                self.alloc_zeroed_slow(layout)
+            } else {
+                self.take_apart(layout)
+            };
         }
         let rounded = SizeClass::rounded(layout.size(), layout.align());
         let Some(size) = FlaggedSize::of(rounded) else {
@@ -287,7 +291,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn take_slow(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
+    fn take_slow(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
         if zeroed {
             self.alloc_zeroed_slow(layout)
         } else {
@@ -308,7 +312,7 @@ impl<S: Source + 'static> GlobalHeap<S> {
     }
 
     #[inline(never)]
-    fn alloc_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
+    pub(super) fn alloc_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let objects = self.objects()?;
         let attempt = || match self.with_own(objects, |thread| objects.allocate_to_zero(thread, layout)) {
             Some(fresh) => Some(objects.zero(fresh?, layout)),

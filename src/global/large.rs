@@ -28,8 +28,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// call that needs only its arguments, so no register is saved.
     #[inline(never)]
     pub(super) fn take_large<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
-        if ZEROED || layout.align() > SizeClass::MOST_ALIGN {
-            return self.take_apart::<ZEROED>(layout);
+        if ZEROED {
+            return self.alloc_zeroed_slow(layout);
+        }
+        if layout.align() > SizeClass::MOST_ALIGN {
+            return self.take_apart(layout);
         }
         let Some(length) = Length::of_size(layout.size()) else {
             return self.take_long(layout);
@@ -67,15 +70,15 @@ impl<S: Source + 'static> GlobalHeap<S> {
 
     /// Alignments above those of slots: from the hand of this thread's shelf, if the run in it is aligned.
     #[inline(never)]
-    pub(super) fn take_apart<const ZEROED: bool>(&self, layout: Layout) -> Option<NonNull<u8>> {
-        if !ZEROED && let Some((thread, objects)) = self.enter_with() {
+    pub(super) fn take_apart(&self, layout: Layout) -> Option<NonNull<u8>> {
+        if let Some((thread, objects)) = self.enter_with() {
             let memory = objects.take_aligned_from_hand(&thread, layout);
             drop(thread);
             if memory.is_some() {
                 return memory;
             }
         }
-        self.take_slow(layout, ZEROED)
+        self.alloc_slow(layout)
     }
 
     /// The same way back.
