@@ -108,6 +108,7 @@ mod summary;
 // Ground.
 mod fatal;
 mod unindexed;
+mod in_place;
 mod sync;
 pub mod source;
 

@@ -213,12 +213,14 @@ impl Metadata {
         Ok(1)
     }
 
-    /// The set of free pages over the tables, one word for each chunk, and the slots. Called once for each heap.
+    /// The set of free pages over the tables, one word for each chunk, and the slots. Called once for each heap, and
+    /// inlined there: the set has 2 KiB, and would be on the stack twice.
     ///
     /// # Safety
     ///
     /// The reservation outlives what is returned; this is called once; no page's tables are accessed before
     /// [`cover`](Self::cover) has prepared them, and no slot before [`cover_slots`](Self::cover_slots).
+    #[inline(always)]
     pub unsafe fn tables<G: Shape>(&self) -> (FreeSet<G>, Table<AtomicU64>, Table<Slot>) {
         let levels = core::array::from_fn(|level| {
             // SAFETY: as for `table`; this function's contract repeats it.

@@ -167,6 +167,7 @@ pub struct Word {
 
 impl<G: Shape> FreeSet<G> {
     /// An empty set over zeroed tables.
+    #[inline(always)]
     #[must_use]
     pub fn new(free: Bitmap, scavenged: Bitmap, tree: Tree<G>) -> Self {
         Self {

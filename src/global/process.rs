@@ -31,6 +31,7 @@ use crate::object::{Abandon, Forks, Keeper, Kin, Thread};
 use crate::source::System;
 
 use super::Opening;
+use super::forever::Forever;
 
 /// Address space to request for the heap: 1 TiB, or a quarter of a 32-bit address space.
 const RESERVE_BYTES: usize = match 1_usize.checked_shl(40) {
@@ -41,12 +42,15 @@ const RESERVE_BYTES: usize = match 1_usize.checked_shl(40) {
 /// The heap, once it is on the list; `None` if there is none.
 static HEAP: OnceLock<Option<&PageHeap<System>>> = OnceLock::new();
 
-/// Where it lies.
-static PLACE: OnceLock<Option<Process>> = OnceLock::new();
+/// What is on the list.
+static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
+
+/// Where the heap lies.
+static PLACE: Forever<System> = Forever::new();
 
 #[derive(Debug)]
 struct Process {
-    heap: PageHeap<System>,
+    heap: &'static PageHeap<System>,
     kin: Kin,
 }
 
@@ -62,16 +66,16 @@ impl ProcessHeap {
 #[cold]
 fn make() -> Option<&'static PageHeap<System>> {
     let opening = Opening::begin();
-    let place = || {
-        let heap = PageHeap::new(System, Config::new(RESERVE_BYTES)).ok()?;
+    let process = || {
+        let heap = PLACE.open(System, Config::new(RESERVE_BYTES))?;
         let kin = Kin::default();
         Some(Process { heap, kin })
     };
     // With this right one thread at a time comes here, so neither of the two is ever waited for.
     *HEAP.get_or_init(|| {
-        let process = PLACE.get_or_init(place).as_ref()?;
+        let process = PROCESS.get_or_init(process).as_ref()?;
         opening.enter(process);
-        Some(&process.heap)
+        Some(process.heap)
     })
 }
 

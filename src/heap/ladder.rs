@@ -114,16 +114,6 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         reserve(huge).or_else(|| (huge > align).then(|| reserve(align))?)
     }
 
-    /// Tells the source the policy for huge pages; whether to grant it is up to the source.
-    pub(super) fn advise(&self, huge: HugePages) {
-        if huge != HugePages::System {
-            self.counters.advise.add(1);
-            let bytes = self.capacity << G::PAGE_SHIFT;
-            // SAFETY: the whole reservation for pages, which has that many bytes, on granule boundaries.
-            let _granted = unsafe { self.source.advise(self.base, bytes, huge) };
-        }
-    }
-
     /// The most bytes of pages, up to `wish`, that fit a budget together with their tables.
     fn fitting(wish: usize, budget: usize, slots: usize, granule: usize) -> usize {
         let fits = |bytes: usize| {

@@ -39,10 +39,12 @@ mod grow;
 mod ladder;
 mod map;
 mod stats;
+mod begin;
 pub(crate) mod figures;
 
 pub(crate) use above::{Above, Beside};
 pub use allocation::Allocation;
+pub(crate) use begin::Room;
 pub use cached::Cache;
 pub use config::Config;
 pub(crate) use config::Processors;
@@ -63,7 +65,7 @@ use crate::check::Fault;
 use crate::free_set::{FreeSet, Request};
 use crate::geometry::{Geometry, Shape, WORD_PAGES};
 use crate::metadata::{Metadata, offset};
-use crate::source::{Contents, MIN_GRANULE, Purpose, Reservation, Source};
+use crate::source::{Contents, Reservation, Source};
 use crate::sync::{AtomicU32, AtomicUsize, Lock, Ordering, Table, Turnstile};
 use crate::units::{PageCount, PageIndex, PageRun};
 use stats::Counters;
@@ -157,101 +159,7 @@ unsafe impl<S: Source + Sync, G: Shape> Sync for PageHeap<S, G> {}
 impl<S: Source + UnwindSafe, G: Shape> UnwindSafe for PageHeap<S, G> {}
 impl<S: Source + RefUnwindSafe, G: Shape> RefUnwindSafe for PageHeap<S, G> {}
 
-impl<S: Source> PageHeap<S> {
-    /// Creates a heap of pages of 8 KiB over `source`. [`with_shape`](PageHeap::with_shape) is for other pages.
-    ///
-    /// Reserves the number of bytes given to [`Config::new`], and room for the tables. If the source cannot provide
-    /// that much, takes less: down to one megabyte, or as much as the source has if that is less. Commits a few
-    /// granules. O(1).
-    ///
-    /// # Errors
-    /// If not even the smallest heap could be reserved. Nothing stays reserved.
-    pub fn new(source: S, config: Config) -> Result<Self, NewHeapError> {
-        Self::with_shape(source, config)
-    }
-}
-
 impl<S: Source, G: Shape> PageHeap<S, G> {
-    /// As [`new`](PageHeap::new), in the shape that the type names.
-    ///
-    /// ```
-    /// use pageheap::source::System;
-    /// use pageheap::{Config, Geometry, PageHeap};
-    ///
-    /// // Pages of 4 KiB, under five levels of summaries.
-    /// let heap = PageHeap::<System, Geometry<5, 12>>::with_shape(System, Config::new(1 << 30)).unwrap();
-    /// assert_eq!(heap.page_bytes(), 4096);
-    /// ```
-    ///
-    /// # Errors
-    /// As for [`new`](PageHeap::new).
-    pub fn with_shape(source: S, config: Config) -> Result<Self, NewHeapError> {
-        Self::try_new(source, config).map_err(|(_, error)| error)
-    }
-
-    /// As [`with_shape`](Self::with_shape), but on failure returns the source too.
-    pub(crate) fn try_new(source: S, config: Config) -> Result<Self, (S, NewHeapError)> {
-        let granule = source.granule();
-        if granule < MIN_GRANULE || !granule.is_power_of_two() || (S::COMMITS && granule > G::PAGE_BYTES) {
-            return Err((source, NewHeapError::Granule));
-        }
-        let slots = config.shards.saturating_add(config.caches);
-        if slots >= u32::MAX as usize {
-            let error = NewHeapError::no_metadata(&source, slots.checked_mul(size_of::<Slot>()));
-            return Err((source, error));
-        }
-        let (pages, metadata, capacity, tries) = match Self::reserve(&source, &config) {
-            Ok(reserved) => reserved,
-            Err(error) => return Err((source, error)),
-        };
-        let Ok(calls) = metadata.cover_slots(&source, config.shards) else {
-            let error = NewHeapError::no_metadata(&source, Some(config.shards * size_of::<Slot>()));
-            // SAFETY: reserved just above, and nothing refers to them.
-            unsafe {
-                source.unreserve(Purpose::Pages, pages);
-                source.unreserve(Purpose::Metadata, metadata.reservation());
-            }
-            return Err((source, error));
-        };
-        // SAFETY: `drop` gives the reservation back after the tables are gone, and this is the only call. The code
-        // below accesses pages only below `grown`, and slots only below `lent` or `shards`; those are raised only after
-        // `cover` and `cover_slots`.
-        let (set, chunks, slots) = unsafe { metadata.tables::<G>() };
-        let address = pages.base.addr().get();
-        let heap = Self {
-            set,
-            slots,
-            shards: config.shards,
-            base: pages.base,
-            capacity,
-            phase: address >> G::PAGE_SHIFT,
-            limit: AtomicUsize::new(config.limit.pages(G::PAGE_SHIFT).min(capacity)),
-            lock: Lock::new(),
-            lending: Lock::new(),
-            prepared: AtomicUsize::new(0),
-            stuck: AtomicU32::new(0),
-            adding: AtomicU32::new(0),
-            vacant: AtomicU32::new(0),
-            lent: AtomicU32::new(0),
-            flush_calls: AtomicU32::new(0),
-            scavengers: Turnstile::new(),
-            movers: Turnstile::new(),
-            driver: Driver::new(chunks, config.soft_limit.pages(G::PAGE_SHIFT)),
-            doubtful: AtomicU32::new(0),
-            lazily: config.lazily,
-            patient: config.patient,
-            counters: Counters::new(),
-            pages,
-            metadata,
-            source,
-        };
-        heap.counters.reserve.add(tries.reserve);
-        heap.counters.unreserve.add(tries.unreserve);
-        heap.counters.prepare.add(tries.prepare + calls as u64);
-        heap.advise(config.huge_pages);
-        Ok(heap)
-    }
-
     // ---- allocating
     // ---------------------------------------------------------------------------------------------------------
 

@@ -53,24 +53,25 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    pub(super) fn new() -> Self {
-        let zero = || Counter(AtomicU64::new(0));
+    /// Counters of a heap for which these requests have been made so far.
+    pub(super) fn of(calls: &Calls) -> Self {
+        let counter = |count| Counter(AtomicU64::new(count));
         Self {
-            growths: zero(),
-            gaps: zero(),
-            refusals: zero(),
-            reserve: zero(),
-            prepare: zero(),
-            commit: zero(),
-            release: zero(),
-            released: zero(),
-            lazily: zero(),
-            advise: zero(),
-            barrier: zero(),
-            discard: zero(),
-            unreserve: zero(),
-            clear: zero(),
-            scavenging: zero(),
+            growths: counter(0),
+            gaps: counter(0),
+            refusals: counter(0),
+            reserve: counter(calls.reserve),
+            prepare: counter(calls.prepare),
+            commit: counter(calls.commit),
+            release: counter(calls.release),
+            released: counter(0),
+            lazily: counter(0),
+            advise: counter(calls.advise),
+            barrier: counter(calls.barrier),
+            discard: counter(calls.discard),
+            unreserve: counter(calls.unreserve),
+            clear: counter(calls.clear),
+            scavenging: counter(0),
         }
     }
 }

@@ -122,7 +122,8 @@ use core::ptr::{self, NonNull};
 
 use crate::fatal;
 use crate::guard::Place;
-use crate::heap::{self, Allocation, Config, NewHeapError, PageHeap};
+use crate::heap::{self, Allocation, Config, NewHeapError, PageHeap, Room};
+use crate::in_place::write_fields;
 use crate::source::{Purpose, Source};
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Table};
 use crate::units::{PageCount, PageIndex, PageRun};
@@ -219,11 +220,11 @@ impl<S: Source + 'static> Objects<S> {
                         shards: 0,
                         ..config
                     };
-                    match PageHeap::try_new(source, config) {
-                        Ok(heap) if heap.capacity().0 >= pages / 2 || wish <= LEAST_BYTES => {
-                            return Ok(Self::settle(heap, tables, keeper, &config));
+                    match Room::reserve(source, config) {
+                        Ok(room) if room.capacity().0 >= pages / 2 || wish <= LEAST_BYTES => {
+                            return Ok(Self::settle(room, tables, keeper, &config));
                         }
-                        Ok(heap) => source = heap.into_source(),
+                        Ok(room) => source = room.give_back(),
                         Err(other) => (source, failure) = other,
                     }
                     // SAFETY: just reserved; `tables` has no drop, and is not used again.
@@ -238,18 +239,19 @@ impl<S: Source + 'static> Objects<S> {
         }
     }
 
-    /// Writes the layer into its tables.
-    fn settle(heap: PageHeap<S>, tables: Tables, keeper: Keeper, config: &Config) -> &'static Self {
+    /// Writes the layer into its tables. Not inlined: while `open` asks the source, its values are not on the stack.
+    #[inline(never)]
+    fn settle(room: Room<S>, tables: Tables, keeper: Keeper, config: &Config) -> &'static Self {
         // SAFETY: the reservation is never given back from here on; this is the only call.
-        let (centrals, spans) = unsafe { tables.tables(&heap) };
+        let (centrals, spans) = unsafe { tables.tables(room.base()) };
         // SAFETY: it lies in the tables, and nobody else has it yet.
         let commons = unsafe { Commons::new(tables.common(), config.processors) };
-        heap.driver().set_beside(tables.beside());
-        let place = tables.place::<S>();
-        // SAFETY: there is room for it, aligned, and nobody else uses it. It is written once and stays forever.
+        let (place, beside) = (tables.place::<S>(), tables.beside());
+        // SAFETY: there is space for it, aligned, and nobody else uses it. It is written once and stays forever.
         let objects = unsafe {
-            place.write(Self {
-                heap,
+            let at = place.as_ptr();
+            room.write(&raw mut (*at).heap);
+            write_fields!(at, Self {
                 spans,
                 centrals,
                 blanks: Blanks::new(),
@@ -266,9 +268,10 @@ impl<S: Source + 'static> Objects<S> {
                 patience: Patience::new(config.sparse),
                 keeper,
                 kin: Kin::default(),
-            });
+            } after heap);
             place.as_ref()
         };
+        objects.heap.driver().set_beside(beside);
         objects.shared_first().set_cache(objects.heap.lend());
         objects.begin_commons();
         objects

@@ -317,37 +317,38 @@ impl fmt::Display for Snapshot {
 impl<S: Source + 'static> Objects<S> {
     /// Counts everything, by classes too; `resident` is the system's figure.
     pub fn snapshot(&self, resident: usize) -> Snapshot {
-        let mut classes = [ClassStats::default(); CLASSES];
-        let mut cached = [0; CLASSES];
+        let mut snapshot = Snapshot::default();
+        self.fill(&mut snapshot);
+        snapshot.resident = resident;
+        snapshot
+    }
+
+    /// Apart, so that the 8 KiB of a snapshot are counted in where the caller wants them, not in a copy on the stack.
+    #[inline(never)]
+    fn fill(&self, snapshot: &mut Snapshot) {
+        let classes = &mut snapshot.classes;
         self.for_each_thread(|thread| {
             for class in SizeClass::all() {
-                cached[class.index()] += thread.magazine(class).count(class) as usize;
+                classes[class.index()].cached += thread.magazine(class).count(class) as usize;
             }
         });
         for class in SizeClass::all() {
-            let (state, index) = (self.central(class).state(&self.spans, class), class.index());
-            cached[index] += state.stored as usize;
+            let state = self.central(class).state(&self.spans, class);
             let (out, spans) = (state.out as usize, state.spans as usize);
-            let racks = self.blanks.of_class(class);
-            classes[index] = ClassStats {
-                slot_bytes: class.bytes(),
-                spans,
-                span_pages: PageCount(spans * class.pages()),
-                peak_span_pages: PageCount(state.peak_spans as usize * class.pages()),
-                live: out.saturating_sub(cached[index] + racks),
-                cached: cached[index],
-                racks,
-                free: (spans * class.slots() as usize).saturating_sub(out),
-                metadata_bytes: spans * class.pages() * metadata_of_page(class),
-                refills: state.refills,
-                flushes: state.flushes,
-                released_spans: state.released_spans,
-            };
+            let stats = &mut classes[class.index()];
+            stats.slot_bytes = class.bytes();
+            stats.spans = spans;
+            stats.span_pages = PageCount(spans * class.pages());
+            stats.peak_span_pages = PageCount(state.peak_spans as usize * class.pages());
+            stats.cached += state.stored as usize;
+            stats.racks = self.blanks.of_class(class);
+            stats.live = out.saturating_sub(stats.cached + stats.racks);
+            stats.free = (spans * class.slots() as usize).saturating_sub(out);
+            stats.metadata_bytes = spans * class.pages() * metadata_of_page(class);
+            stats.refills = state.refills;
+            stats.flushes = state.flushes;
+            stats.released_spans = state.released_spans;
         }
-        Snapshot {
-            stats: self.stats(),
-            classes,
-            resident,
-        }
+        snapshot.stats = self.stats();
     }
 }

@@ -16,10 +16,9 @@
 
 use core::ptr::NonNull;
 
-use crate::heap::{Beside, PageHeap};
+use crate::heap::Beside;
 use crate::source::{Purpose, Refused, Reservation, Source};
 use crate::sync::{AtomicU64, AtomicUsize, Lock, Ordering, Table, Zeroed};
-use crate::units::PageIndex;
 
 use super::Objects;
 use super::annex::Common;
@@ -165,12 +164,12 @@ impl Tables {
         unsafe { self.base.add(self.common) }.cast()
     }
 
-    /// The classes, and the spans of the pages of `heap`. Called once.
+    /// The classes, and the spans of the pages of a heap that begins at `base`. Called once.
     ///
     /// # Safety
     ///
     /// The reservation is never given back, and this is called once.
-    pub unsafe fn tables<S: Source>(&self, heap: &PageHeap<S>) -> (Table<Central>, Spans) {
+    pub unsafe fn tables(&self, base: NonNull<u8>) -> (Table<Central>, Spans) {
         // SAFETY: disjoint parts of the reservation, on lines, used for nothing else. Classes and lanes are prepared;
         // what is beside the pages is accessed only below `covered`, which `cover` raises after it has prepared it.
         unsafe {
@@ -183,7 +182,7 @@ impl Tables {
             let lanes = Table::new(self.base.add(self.lanes), self.lane_count);
             (
                 Table::new(self.base, CLASSES),
-                Spans::new(beside, lanes, heap.address(PageIndex(0)), self.granule),
+                Spans::new(beside, lanes, base, self.granule),
             )
         }
     }

@@ -3,8 +3,12 @@
 
 #![cfg(target_os = "linux")]
 
-use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, realloc};
+use std::alloc::{GlobalAlloc, Layout, alloc, alloc_zeroed, dealloc, realloc};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use pageheap::arena::ProcessHeap;
+use pageheap::source::System;
+use pageheap::{Config, Heap};
 
 use super::common::random::Random;
 use super::*;
@@ -354,7 +358,39 @@ fn destructors_of_the_program_may_allocate_while_twelve_threads_do() {
     std::process::exit(3);
 }
 
-/// Requirement 24: how much stack the deepest path uses, measured by what it overwrites on a stack of known contents.
+extern "C" fn nothing(_: *mut libc::c_void) -> *mut libc::c_void {
+    std::ptr::null_mut()
+}
+
+/// How much stack a thread with this function uses, measured by what it overwrites on a stack of known contents.
+fn depth(start: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void) -> usize {
+    // More where the C library's minimum is higher: 128 KiB on ARM.
+    const BYTES: usize = if libc::PTHREAD_STACK_MIN > 64 << 10 {
+        libc::PTHREAD_STACK_MIN
+    } else {
+        64 << 10
+    };
+    let stack = vec![0xa5_u8; 2 * BYTES].leak();
+    let skip = stack.as_ptr().align_offset(page());
+    let stack = &mut stack[skip..skip + BYTES];
+    // SAFETY: attributes that are initialised and used; a stack that is never freed, and a thread that is joined.
+    unsafe {
+        let (mut attributes, mut id) = (std::mem::zeroed(), std::mem::zeroed());
+        assert_eq!(libc::pthread_attr_init(&mut attributes), 0);
+        assert_eq!(
+            libc::pthread_attr_setstack(&mut attributes, stack.as_mut_ptr().cast(), BYTES),
+            0
+        );
+        assert_eq!(
+            libc::pthread_create(&mut id, &attributes, start, std::ptr::null_mut()),
+            0
+        );
+        assert_eq!(libc::pthread_join(id, std::ptr::null_mut()), 0);
+    }
+    BYTES - stack.iter().take_while(|&&byte| byte == 0xa5).count()
+}
+
+/// Requirement 24: the deepest path.
 #[test]
 #[cfg_attr(any(debug_assertions, feature = "checks"), ignore = "about the build that ships")]
 fn the_deepest_path_takes_four_kibibytes_of_stack() {
@@ -374,38 +410,63 @@ fn the_deepest_path_takes_four_kibibytes_of_stack() {
     if !is_child() {
         return assert!(run("requirements::the_deepest_path_takes_four_kibibytes_of_stack"));
     }
-    // More where the C library's minimum is higher: 128 KiB on ARM.
-    const BYTES: usize = if libc::PTHREAD_STACK_MIN > 64 << 10 {
-        libc::PTHREAD_STACK_MIN
-    } else {
-        64 << 10
-    };
-    let depth = |start: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void| {
-        let stack = vec![0xa5_u8; 2 * BYTES].leak();
-        let skip = stack.as_ptr().align_offset(page());
-        let stack = &mut stack[skip..skip + BYTES];
-        // SAFETY: attributes that are initialised and used; a stack that is never freed, and a thread that is joined.
-        unsafe {
-            let (mut attributes, mut id) = (std::mem::zeroed(), std::mem::zeroed());
-            assert_eq!(libc::pthread_attr_init(&mut attributes), 0);
-            assert_eq!(
-                libc::pthread_attr_setstack(&mut attributes, stack.as_mut_ptr().cast(), BYTES),
-                0
-            );
-            assert_eq!(
-                libc::pthread_create(&mut id, &attributes, start, std::ptr::null_mut()),
-                0
-            );
-            assert_eq!(libc::pthread_join(id, std::ptr::null_mut()), 0);
-        }
-        BYTES - stack.iter().take_while(|&&byte| byte == 0xa5).count()
-    };
-    extern "C" fn nothing(_: *mut libc::c_void) -> *mut libc::c_void {
-        std::ptr::null_mut()
-    }
     let (with, without) = (depth(start), depth(nothing));
     assert!(
         with <= without + (4 << 10),
+        "{with} bytes, of which {without} are the C library's"
+    );
+}
+
+/// Requirement 24: the call that opens a heap, of each kind.
+#[test]
+#[cfg_attr(any(debug_assertions, feature = "checks"), ignore = "about the build that ships")]
+fn a_heap_opens_on_eight_kibibytes_of_stack() {
+    static SECOND: GlobalHeap = GlobalHeap::new().reserve(1 << 30);
+    extern "C" fn global(_: *mut libc::c_void) -> *mut libc::c_void {
+        // SAFETY: freed with the layout.
+        unsafe {
+            let block = SECOND.alloc(Layout::new::<u64>());
+            assert!(!block.is_null());
+            SECOND.dealloc(block, Layout::new::<u64>());
+        }
+        std::ptr::null_mut()
+    }
+    extern "C" fn value(_: *mut libc::c_void) -> *mut libc::c_void {
+        assert!(Heap::new(System, Config::new(1 << 30)).is_ok());
+        std::ptr::null_mut()
+    }
+    extern "C" fn process(_: *mut libc::c_void) -> *mut libc::c_void {
+        assert!(ProcessHeap::get().is_some());
+        std::ptr::null_mut()
+    }
+    if !is_child() {
+        return assert!(run("requirements::a_heap_opens_on_eight_kibibytes_of_stack"));
+    }
+    let without = depth(nothing);
+    let kinds: [(_, extern "C" fn(_) -> _); 3] = [("GlobalHeap", global), ("Heap", value), ("ProcessHeap", process)];
+    for (kind, start) in kinds {
+        let with = depth(start);
+        assert!(
+            with <= without + (8 << 10),
+            "{kind}: {with} bytes, of which {without} are the C library's"
+        );
+    }
+}
+
+/// Requirement 24: a snapshot, which has 8 KiB itself.
+#[test]
+#[cfg_attr(any(debug_assertions, feature = "checks"), ignore = "about the build that ships")]
+fn a_snapshot_takes_twelve_kibibytes_of_stack() {
+    extern "C" fn start(_: *mut libc::c_void) -> *mut libc::c_void {
+        assert!(HEAP.snapshot().resident > 0);
+        std::ptr::null_mut()
+    }
+    if !is_child() {
+        return assert!(run("requirements::a_snapshot_takes_twelve_kibibytes_of_stack"));
+    }
+    let (with, without) = (depth(start), depth(nothing));
+    assert!(
+        with <= without + (12 << 10),
         "{with} bytes, of which {without} are the C library's"
     );
 }
