@@ -1,5 +1,6 @@
 //! A program with large thread-locals: the C library puts them on the stack of each thread, including the background
-//! thread. A process of its own, as all its threads have them.
+//! thread. A process of its own, as all its threads have them. And one that has the C library keep much spare for those
+//! of libraries loaded later.
 
 #![cfg(target_os = "linux")]
 
@@ -23,6 +24,9 @@ fn has_keeper() -> bool {
         .any(|name| name == "pageheap\n")
 }
 
+#[path = "common/child.rs"]
+mod child;
+
 #[test]
 fn the_background_thread_is_born_where_thread_locals_are_large() {
     let used = LARGE.with(|large| std::hint::black_box(large).as_ptr().addr());
@@ -34,4 +38,20 @@ fn the_background_thread_is_born_where_thread_locals_are_large() {
         has_keeper()
     });
     assert!(soon, "{}", HEAP.stats());
+}
+
+/// `sysconf` does not count what is spare: with 36,000 bytes the thread had too short a stack, and with 60,000 there
+/// was none.
+#[test]
+#[cfg(target_env = "gnu")]
+fn the_background_thread_is_born_where_much_is_spare_for_thread_locals() {
+    if child::is_one() {
+        return the_background_thread_is_born_where_thread_locals_are_large();
+    }
+    for spare in [36_000, 60_000, 1_000_000] {
+        let mut command = child::command("the_background_thread_is_born_where_much_is_spare_for_thread_locals");
+        command.env("GLIBC_TUNABLES", format!("glibc.rtld.optional_static_tls={spare}"));
+        let output = child::output(&mut command);
+        assert!(output.status.success(), "{spare}: {output:?}");
+    }
 }

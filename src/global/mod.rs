@@ -120,7 +120,8 @@ const CACHES: usize = 1 << 14;
 /// null, and the next one tries again.
 ///
 /// **Not in signal handlers.** The heap is not async-signal-safe: do not allocate or free in a signal handler or, in a
-/// kernel, in an interrupt handler.
+/// kernel, in an interrupt handler. Nor may a signal handler call `fork`: the handlers of forks wait for the heap's
+/// locks, one of which the thread that was interrupted may hold. (`_Fork`, `vfork` and `posix_spawn` do not call them.)
 ///
 /// # What it promises
 ///

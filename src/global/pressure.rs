@@ -232,7 +232,8 @@ pub(crate) fn resident() -> usize {
     let Some(_turn) = Turn::begin() else {
         return 0;
     };
-    let text = read_at("", "/proc/self/statm").unwrap_or(Text::new());
+    // Not `self`: that is the first thread, of which zeros are said once it has ended.
+    let text = read_at("", "/proc/thread-self/statm").unwrap_or(Text::new());
     let pages = text.text().split_whitespace().nth(1).unwrap_or_default();
     let pages: usize = pages.parse().unwrap_or(0);
     pages.saturating_mul(System.granule())

@@ -29,6 +29,35 @@ fn constructors_may_allocate() {
     assert_eq!(BEFORE_MAIN.load(Ordering::Relaxed), 99 * 100 / 2);
 }
 
+/// What the system says of "the process" is what it says of its first thread, and of that nothing any more. (The child
+/// of a fork, as a test does not run on the first thread.)
+#[test]
+#[cfg(target_os = "linux")]
+fn resident_memory_is_known_once_the_first_thread_has_ended() {
+    if !is_child() {
+        return assert!(run("ends::resident_memory_is_known_once_the_first_thread_has_ended"));
+    }
+    let look = || {
+        let state = || std::fs::read_to_string("/proc/self/stat").unwrap();
+        while !state().contains(") Z ") {
+            thread::sleep(std::time::Duration::from_millis(1));
+        }
+        // SAFETY: it ends the process, in which nothing else is left to do.
+        unsafe { libc::_exit(i32::from(HEAP.snapshot().resident == 0)) }
+    };
+    // SAFETY: the child starts a thread, and ends its first one, whose stack stays.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            thread::spawn(look);
+            libc::syscall(libc::SYS_exit, 0);
+        }
+        let mut status = -1;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        assert_eq!(status, 0);
+    }
+}
+
 #[test]
 fn a_process_may_end_while_threads_allocate() {
     // Of the C library, whichever it is.

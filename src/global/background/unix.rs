@@ -24,14 +24,14 @@ const GUEST_BYTES: usize = 256 << 10;
 const GUEST_GUARD_BYTES: usize = 16 << 10;
 
 /// What the C library puts there: its own thread data, gaps before thread-locals, and room for thread-locals of
-/// libraries loaded later (as much as it is configured to keep spare: half a KiB by default).
+/// libraries loaded later (half a KiB, unless it is configured to keep more spare).
 const LIBRARY_BYTES: usize = 24 << 10;
 
-/// Bytes of the program's own thread-locals, which are on each thread's stack; a guess if that is unknown.
-static THREAD_LOCAL_BYTES: AtomicUsize = AtomicUsize::new(if cfg!(any(target_os = "linux", target_os = "android")) {
-    0
+/// That, and the program's own thread-locals, which are on each thread's stack; a guess if these are unknown.
+static FOREIGN_BYTES: AtomicUsize = AtomicUsize::new(if cfg!(any(target_os = "linux", target_os = "android")) {
+    LIBRARY_BYTES
 } else {
-    64 << 10
+    LIBRARY_BYTES + (64 << 10)
 });
 
 /// Starts the thread. Returns whether it did. With a guest, code of the program runs on it.
@@ -71,10 +71,10 @@ impl Stack {
             (OWN_BYTES, page)
         };
         // Relaxed: written by a constructor.
-        let locals = THREAD_LOCAL_BYTES.load(Ordering::Relaxed);
+        let foreign = FOREIGN_BYTES.load(Ordering::Relaxed);
         // SAFETY: it reads a limit of the system, and nothing of ours; an unknown value is -1.
         let least = usize::try_from(unsafe { libc::sysconf(libc::_SC_THREAD_STACK_MIN) }).unwrap_or(0);
-        let bytes = (own + LIBRARY_BYTES + locals).max(least).next_multiple_of(page) + guard;
+        let bytes = (own + foreign).max(least).next_multiple_of(page) + guard;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON;
         // SAFETY: a new mapping replaces nothing; its lowest part becomes the guard.
@@ -133,6 +133,32 @@ fn thread_local_bytes() -> usize {
     // SAFETY: `add` has the right signature, and the number outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut sum).cast()) };
     sum
+}
+
+/// What glibc says of the same: with all that it is told to keep spare for thread-locals
+/// (`glibc.rtld.optional_static_tls`), which `sysconf` does not count. 0 where it does not say. The standard library
+/// asks in the same way.
+#[cfg(all(target_os = "linux", target_env = "gnu", not(target_feature = "crt-static")))]
+fn least_by_glibc() -> usize {
+    if cfg!(miri) {
+        return 0;
+    }
+    // SAFETY: a zero-terminated name. If there is such a function, it has this signature; it reads from the attributes
+    // at most their size, and null stands for the default ones.
+    unsafe {
+        let function = libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr());
+        type Function = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
+        core::mem::transmute::<*mut c_void, Option<Function>>(function).map_or(0, |function| function(ptr::null()))
+    }
+}
+
+/// Others do not say. (In a statically linked program nothing can be looked up by its name.)
+#[cfg(all(
+    any(target_os = "linux", target_os = "android"),
+    not(all(target_os = "linux", target_env = "gnu", not(target_feature = "crt-static")))
+))]
+const fn least_by_glibc() -> usize {
+    0
 }
 
 /// Starts a thread on pages of our own, with all signals blocked. Returns its number and its stack. `old` is the stack
@@ -221,7 +247,10 @@ pub(in crate::global) fn constructors_have_run() -> bool {
     extern "C" fn constructor() {
         // Relaxed, both: independent numbers.
         #[cfg(any(target_os = "linux", target_os = "android"))]
-        THREAD_LOCAL_BYTES.store(thread_local_bytes(), Ordering::Relaxed);
+        {
+            let bytes = LIBRARY_BYTES + thread_local_bytes();
+            FOREIGN_BYTES.store(bytes.max(least_by_glibc()), Ordering::Relaxed);
+        }
         RUN.store(1, Ordering::Relaxed);
     }
     // SAFETY: the section is a list of functions of this type, which the loader calls one by one.
