@@ -38,7 +38,7 @@
 
 use core::time::Duration;
 
-use super::{AtomicU32, Ordering, clock, is_forking, is_long_since, relax, wait, wait_for, wake};
+use super::{AtomicU32, Ordering, clock, is_forking, is_long_since, relax, spins, wait, wait_for, wake};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -88,6 +88,15 @@ impl Lock {
     pub fn new() -> Self {
         Self {
             state: AtomicU32::new(FREE),
+        }
+    }
+
+    /// A free lock on which those who wait sleep until they are woken.
+    #[cfg(any(all(loom, feature = "internals"), all(shuttle, feature = "internals")))]
+    #[must_use]
+    pub fn with_sleepers() -> Self {
+        Self {
+            state: AtomicU32::with_sleepers(FREE),
         }
     }
 
@@ -202,7 +211,7 @@ impl Lock {
 
     #[cold]
     fn spin<'a>(&'a self, attempt: impl Fn(&'a Self) -> Option<Guard<'a>>) -> Option<Guard<'a>> {
-        (0..SPINS).find_map(|round| {
+        (0..spins(&self.state, SPINS)).find_map(|round| {
             relax(round);
             attempt(self)
         })

@@ -48,8 +48,8 @@ pub(crate) use forking::set_forking;
 pub(crate) use imp::{ASIDE, SHARED, STRIPES};
 pub use imp::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Table, Zeroed};
 pub(crate) use imp::{
-    clock, fence_after_load, fence_after_rmw, fence_heavy, fence_light, is_long_since, process, relax, thread, wait,
-    wait_for, wake,
+    clock, fence_after_load, fence_after_rmw, fence_heavy, fence_light, is_long_since, process, relax, spins, thread,
+    wait, wait_for, wake,
 };
 pub use lock::{Guard, Lock};
 pub use once::OnceWord;

@@ -177,6 +177,12 @@ pub(crate) fn relax(round: u32) {
     (0..1 << 4).for_each(|_| core::hint::spin_loop());
 }
 
+/// How often one who is about to sleep on a word spins before, of `most`. (In a model, it may sleep at once.)
+#[inline(always)]
+pub(crate) const fn spins(_word: &AtomicU32, most: u32) -> u32 {
+    most
+}
+
 /// Sleeps while `word` is `expected`. May return at once or spuriously: the caller checks again.
 #[cfg(all(feature = "std", any(target_os = "linux", target_os = "android")))]
 pub(crate) fn wait(word: &AtomicU32, expected: u32, _round: u32) {

@@ -44,15 +44,12 @@ impl<T: Zeroed> Few<T> {
     }
 }
 
-impl<T> Nodes<T> for Few<T> {
-    fn node(&self, slot: u32) -> &T {
-        &self.nodes[slot as usize - 1]
-    }
-
-    fn fresh(&self, most: u32, _: bool) -> Option<(u32, u32)> {
+impl<T> Few<T> {
+    /// Takes up to `most` fresh slots, of the first `end`.
+    pub fn fresh_below(&self, end: u32, most: u32) -> Option<(u32, u32)> {
         let mut used = self.used.load(Ordering::Acquire);
         loop {
-            let count = most.min(self.nodes.len() as u32 - used);
+            let count = most.min(end.saturating_sub(used));
             if count == 0 {
                 return None;
             }
@@ -64,6 +61,16 @@ impl<T> Nodes<T> for Few<T> {
                 Err(now) => used = now,
             }
         }
+    }
+}
+
+impl<T> Nodes<T> for Few<T> {
+    fn node(&self, slot: u32) -> &T {
+        &self.nodes[slot as usize - 1]
+    }
+
+    fn fresh(&self, most: u32, _: bool) -> Option<(u32, u32)> {
+        self.fresh_below(self.nodes.len() as u32, most)
     }
 
     fn extent(&self) -> Extent {
@@ -621,18 +628,34 @@ fn a_slot_in_the_pocket_of_one_at_work_is_waited_for() {
     });
 }
 
+/// A guest takes a slot and puts it back.
+fn visit(list: &List) {
+    let slot = list.allocate_as_guest(0).expect("one for each");
+    list.nodes().write(slot);
+    list.free_as_guest(0, slot, list.nodes().node(slot)).unwrap();
+}
+
 #[test]
 fn guests_meet_in_a_lane() {
     explore(2, || {
         let list = list(2, 1);
-        let work = |list: &List| {
-            let slot = list.allocate_as_guest(0).expect("two for two");
-            list.nodes().write(slot);
-            list.free_as_guest(0, slot, list.nodes().node(slot)).unwrap();
-        };
         let other = list.clone();
-        let thread = spawn(move || work(&other));
-        work(&list);
+        let thread = spawn(move || visit(&other));
+        visit(&list);
+        thread.join().unwrap();
+        finish(&list, 0);
+    });
+}
+
+/// The fence of one who enters is for one who gathers, and outside a model none: guests among themselves need nothing
+/// of it. Nobody gathers, since each may take a fresh slot.
+#[test]
+fn guests_see_what_guests_left_without_a_fence() {
+    explore(3, || {
+        let list = list_one_by_one(2, 1);
+        let other = list.clone();
+        let thread = spawn(move || Barrier::without_light(|| visit(&other)));
+        Barrier::without_light(|| visit(&list));
         thread.join().unwrap();
         finish(&list, 0);
     });

@@ -7,6 +7,7 @@ mod bias;
 mod caches;
 mod claims;
 mod free_lists;
+mod gather;
 mod give;
 mod growth;
 mod hints;

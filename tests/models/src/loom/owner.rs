@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicUsize, fence};
-use pageheap::internals::{Owned, Owner, seize};
+use pageheap::internals::{Barrier, Owned, Owner, seize};
 
 use super::{explore, spawn};
 
@@ -110,6 +110,25 @@ fn who_is_at_work_and_comes_again_by_another_key_is_still_at_work() {
         assert!(found == 0 || found == 2, "emptied in the middle");
         let left = thread.join().unwrap();
         assert_eq!(found + desk.empty(), left);
+    });
+}
+
+/// As a thread that has two heaps: the structure of one is asked for by the key of the other. The user is refused
+/// whatever it sees, so its fence there is for nobody, and elsewhere none. A seizer that finds it away from that desk,
+/// because it has turned back, still finds what it did there before.
+#[test]
+fn who_turned_back_without_a_fence_shows_what_he_did_before() {
+    explore(4, || {
+        let desk = Desk::new();
+        let other = desk.clone();
+        let thread = spawn(move || {
+            let entered = other.try_work();
+            Barrier::without_light(|| assert!(!other.owner.enter(OTHER)));
+            usize::from(entered)
+        });
+        let found = seize_all(std::slice::from_ref(&desk));
+        let left = thread.join().unwrap();
+        assert_eq!(found + desk.empty(), left, "papers were lost or made");
     });
 }
 

@@ -1,4 +1,4 @@
-//! The lock and the turnstile by themselves.
+//! The lock and the turnstile by themselves. Those who wait for the lock sleep until they are woken.
 
 use core::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ unsafe impl Send for Guarded {}
 impl Guarded {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            lock: Lock::new(),
+            lock: Lock::with_sleepers(),
             count: UnsafeCell::new(0),
             pause: AtomicU64::new(0),
         })
@@ -101,7 +101,7 @@ fn who_tries_a_lock_in_vain_leaves_it_to_who_holds_it_and_who_waits() {
     });
 }
 
-/// In a model all that wait once starve, so the lock is reserved for them; or, if none of them is asleep, given up.
+/// In a model all that have waited starve, so the lock is reserved for one that sleeps; or, if none does, given up.
 #[test]
 fn a_lock_reserved_for_one_who_waits_is_had_by_one_whoever_else_comes_and_whoever_gives_up() {
     explore(2, || {
