@@ -1,6 +1,6 @@
 //! Bits and summaries: the arithmetic below the heap, without an atomic.
 //!
-//! `cargo bench --bench bits`
+//! `cargo bench -p benches --bench bits`
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 

@@ -25,6 +25,7 @@ mod shape;
 
 use lex::Source;
 use std::path::Path;
+use std::sync::LazyLock;
 
 /// Files that may hold `unsafe`, each for one of these reasons: memory two threads share (`sync`), memory not ours yet
 /// (`source`, `metadata`), memory we hand out (`heap`), the system's own calls (`fatal`), and a register (`unindexed`).
@@ -249,7 +250,9 @@ type Rule = fn(&House) -> Vec<String>;
 
 #[track_caller]
 fn obeyed(rule: Rule) {
-    let findings = rule(&House::read());
+    // Once for all rules: a file is split letter by letter.
+    static HOUSE: LazyLock<House> = LazyLock::new(House::read);
+    let findings = rule(&HOUSE);
     assert!(
         findings.is_empty(),
         "{} finding(s)\n{}",

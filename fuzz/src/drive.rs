@@ -8,6 +8,8 @@
 pub mod arenas;
 #[path = "../../tests/model/blocks.rs"]
 pub mod blocks;
+#[path = "../../tests/common/bytes.rs"]
+mod bytes;
 #[path = "../../tests/model/lists.rs"]
 pub mod lists;
 #[path = "../../tests/model/mod.rs"]

@@ -431,9 +431,18 @@ mod tests {
             static SEIZER: Cell<*mut Seizer<'static>> = const { Cell::new(ptr::null_mut()) };
         }
 
-        extern "C" fn stopped(_signal: c_int, _info: *mut libc::siginfo_t, _context: *mut c_void) {
-            // SAFETY: stored by the thread that is stopped here, which does not use it meanwhile.
-            unsafe { (*SEIZER.get()).go() };
+        /// Once the other has let go, the rest of the call is not stopped: it does nothing there.
+        extern "C" fn stopped(_signal: c_int, _info: *mut libc::siginfo_t, context: *mut c_void) {
+            // SAFETY: stored by the thread that is stopped here, which does not use it meanwhile; what the handler of
+            // a signal is given.
+            unsafe {
+                let seizer = &mut *SEIZER.get();
+                seizer.go();
+                if seizer.step > seizer.at[3] {
+                    let context = &mut *context.cast::<libc::ucontext_t>();
+                    context.uc_mcontext.gregs[libc::REG_EFL as usize] &= !0x100;
+                }
+            }
         }
 
         /// Sets the trap flag, or clears it.

@@ -22,3 +22,5 @@ mod unmade;
 mod blocks;
 #[path = "../model/arenas.rs"]
 mod twins;
+
+use common::bytes;

@@ -15,6 +15,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::common::addresses;
+use super::common::bytes::all_are;
 use super::stories::cases;
 
 const KIB: usize = 1 << 10;
@@ -411,7 +412,7 @@ fn nested(scope: &mut Scope<'_, '_>, sizes: &[usize]) -> Result<(), ArenaError> 
     } else {
         nested(scope, rest)?;
     }
-    assert!(object.iter().all(|&byte| byte == fill), "{bytes} bytes are overwritten");
+    assert!(all_are(object, fill), "{bytes} bytes are overwritten");
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pageheap::GlobalHeap;
 
+pub mod bytes;
 pub mod draw;
 pub mod random;
 

@@ -10,6 +10,8 @@ use proptest::prelude::*;
 
 #[path = "../model/blocks.rs"]
 pub mod blocks;
+#[path = "../common/bytes.rs"]
+mod bytes;
 #[path = "../model/lists.rs"]
 mod lists;
 

@@ -162,7 +162,7 @@ fn zeroed_is_zero_after_any_history() {
         unsafe {
             let memory = HEAP.alloc_zeroed(layout);
             let bytes = std::slice::from_raw_parts(memory, layout.size());
-            assert!(bytes.iter().all(|&byte| byte == 0), "{layout:?}");
+            assert!(all_are(bytes, 0), "{layout:?}");
             memory.write_bytes(0xA5, layout.size());
             HEAP.dealloc(memory, layout);
         }
@@ -185,7 +185,7 @@ fn a_zeroed_block_takes_the_place_of_the_one_freed_last() {
         let memory = HEAP.alloc_zeroed(layout);
         assert_eq!(memory, first);
         let bytes = std::slice::from_raw_parts(memory, layout.size());
-        assert!(bytes.iter().all(|&byte| byte == 0));
+        assert!(all_are(bytes, 0));
         HEAP.dealloc(memory, layout);
     }
 }

@@ -486,7 +486,7 @@ fn a_torn_heap_serves_what_fits_into_its_holes() {
             // SAFETY: within the block; freed once, with its layout.
             unsafe {
                 let bytes = std::slice::from_raw_parts(block.as_ptr(), size);
-                assert!(bytes.iter().all(|&byte| byte == number as u8), "{size}: block {number}");
+                assert!(all_are(bytes, number as u8), "{size}: block {number}");
                 heap.free(block, layout);
             }
         }
@@ -513,7 +513,7 @@ fn a_block_in_a_hole_grows_shrinks_and_is_freed_by_others() {
     let holds = |number: usize, block: NonNull<u8>, size: usize| {
         // SAFETY: this test's block, which has as many bytes.
         let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), size) };
-        assert!(bytes.iter().all(|&byte| byte == number as u8), "block {number}");
+        assert!(all_are(bytes, number as u8), "block {number}");
     };
     // Where there is no memory for another block, each has what it lies in.
     for (number, (&block, to)) in blocks.iter().zip([7000, 3000, 1100].into_iter().cycle()).enumerate() {

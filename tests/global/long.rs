@@ -80,7 +80,7 @@ fn what_lies_aside_is_there_for_every_other_request() {
                 let memory = HEAP.alloc_zeroed(layout(13 * MIB, 8));
                 assert!(!memory.is_null());
                 let bytes = std::slice::from_raw_parts(memory, 13 * MIB);
-                assert!(bytes.iter().all(|&byte| byte == 0));
+                assert!(all_are(bytes, 0));
                 HEAP.dealloc(memory, layout(13 * MIB, 8));
             }
         },
@@ -113,7 +113,7 @@ fn a_zeroed_block_from_aside_is_zero() {
         // SAFETY: freed with its layout; the bytes are those of the block.
         unsafe {
             let memory = HEAP.alloc_zeroed(layout(size, 8));
-            assert!(std::slice::from_raw_parts(memory, size).iter().all(|&byte| byte == 0));
+            assert!(all_are(std::slice::from_raw_parts(memory, size), 0));
             HEAP.dealloc(memory, layout(size, 8));
         }
     }

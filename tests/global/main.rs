@@ -2,6 +2,7 @@
 //! It is not this process's allocator, so the tests' own bookkeeping lies elsewhere.
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::ops::Range;
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,7 @@ mod threads;
 #[cfg(all(any(unix, windows), not(feature = "checks")))]
 mod twice;
 
+use common::bytes::all_are;
 use common::random::Random;
 use common::{addresses, by_width, one_of_three};
 
@@ -59,7 +61,7 @@ impl Block {
         }
         assert_eq!(memory.addr() % layout.align(), 0, "{layout:?} at {memory:p}");
         let block = Self { memory, layout, seed };
-        block.fill(0);
+        block.fill();
         Some(block)
     }
 
@@ -68,35 +70,39 @@ impl Block {
         self.seed.wrapping_add((index / 61) as u8).wrapping_mul(31)
     }
 
-    /// The bytes that are checked: all of a small block, some in each page of a large one.
-    fn looked_at(size: usize) -> impl Iterator<Item = usize> {
-        let step = if size <= 4096 { 1 } else { 509 };
-        (0..size).step_by(step).chain(size.saturating_sub(8)..size)
+    /// The bytes that are checked, in stretches of one value: all of a small block, some in each page of a large one.
+    fn looked_at(size: usize) -> impl Iterator<Item = Range<usize>> {
+        let (step, length) = if size <= 4096 { (61, 61) } else { (509, 1) };
+        let starts = (0..size).step_by(step);
+        let last = (size.saturating_sub(8)..size).map(|index| index..index + 1);
+        starts.map(move |start| start..size.min(start + length)).chain(last)
     }
 
-    fn fill(&self, from: usize) {
-        for index in Self::looked_at(self.layout.size()).filter(|&index| index >= from) {
+    fn fill(&self) {
+        for stretch in Self::looked_at(self.layout.size()) {
+            let byte = self.byte(stretch.start);
             // SAFETY: inside the block.
-            unsafe { self.memory.add(index).write(self.byte(index)) };
+            unsafe { self.memory.add(stretch.start).write_bytes(byte, stretch.len()) };
         }
     }
 
-    fn verify(&self, size: usize) {
-        for index in Self::looked_at(self.layout.size()).filter(|&index| index < size) {
+    /// Fails if the first `kept` bytes of the block, which are now at `memory`, are not those that it was filled with.
+    fn verify(&self, memory: *const u8, kept: usize) {
+        for stretch in Self::looked_at(self.layout.size()).filter(|stretch| stretch.start < kept) {
+            let end = stretch.end.min(kept);
             // SAFETY: inside the block.
-            let byte = unsafe { self.memory.add(index).read() };
-            assert_eq!(
-                byte,
-                self.byte(index),
-                "byte {index} of {:?} at {:p}",
-                self.layout,
-                self.memory
+            let bytes = unsafe { std::slice::from_raw_parts(memory.add(stretch.start), end - stretch.start) };
+            assert!(
+                all_are(bytes, self.byte(stretch.start)),
+                "bytes from {} of {:?} at {memory:p}, {kept} kept: {bytes:?}",
+                stretch.start,
+                self.layout
             );
         }
     }
 
     fn free<S: Source + Send + Sync>(self, heap: &GlobalHeap<S>) {
-        self.verify(self.layout.size());
+        self.verify(self.memory, self.layout.size());
         // SAFETY: allocated with this layout.
         unsafe { heap.dealloc(self.memory, self.layout) };
     }
@@ -107,23 +113,19 @@ impl Block {
         // SAFETY: allocated with this layout; the size is not zero.
         let memory = unsafe { heap.realloc(self.memory, self.layout, size) };
         if memory.is_null() {
-            self.verify(old);
+            self.verify(self.memory, old);
             return false;
         }
         let layout = Layout::from_size_align(size, self.layout.align()).unwrap();
         assert_eq!(memory.addr() % layout.align(), 0, "{layout:?} at {memory:p}");
         // The bytes that were checked before.
-        for index in Self::looked_at(old).filter(|&index| index < size) {
-            // SAFETY: inside the block.
-            let byte = unsafe { memory.add(index).read() };
-            assert_eq!(byte, self.byte(index), "byte {index}, {:?} to {size}", self.layout);
-        }
+        self.verify(memory, old.min(size));
         *self = Self {
             memory,
             layout,
             ..*self
         };
-        self.fill(0);
+        self.fill();
         true
     }
 }

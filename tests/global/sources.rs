@@ -197,7 +197,7 @@ fn a_heap_in_several_pieces_leaves_gaps_alone() {
         let length = gap.end.addr() - gap.start.addr();
         // SAFETY: bytes of the vector, which nothing writes to.
         let bytes = unsafe { std::slice::from_raw_parts(gap.start, length) };
-        assert!(bytes.iter().all(|&byte| byte == FOREIGN));
+        assert!(all_are(bytes, FOREIGN));
         assert!(!HEAP.contains(&bytes[length / 2]));
     }
     let stats = HEAP.stats().pages;

@@ -94,10 +94,10 @@ fn a_second_heap_serves_every_kind_of_request() {
                     SECOND.dealloc(used, layout(size, 8));
                     let zeroed = SECOND.alloc_zeroed(layout(size, 8));
                     assert!(!zeroed.is_null());
-                    assert!(std::slice::from_raw_parts(zeroed, size).iter().all(|&byte| byte == 0));
+                    assert!(all_are(std::slice::from_raw_parts(zeroed, size), 0));
                     zeroed.write_bytes(0xAA, size);
                     let moved = SECOND.realloc(zeroed, layout(size, 8), 2 * size);
-                    assert!(std::slice::from_raw_parts(moved, size).iter().all(|&byte| byte == 0xAA));
+                    assert!(all_are(std::slice::from_raw_parts(moved, size), 0xAA));
                     SECOND.dealloc(moved, layout(2 * size, 8));
                 }
             }

@@ -84,7 +84,7 @@ fn use_heaps(seed: usize) {
         let mut long: Vec<u8> = Vec::with_capacity(bytes);
         long.resize(5000, 1);
         long.reserve_exact(bytes + 5000);
-        assert!(long.iter().all(|&byte| byte == 1));
+        assert!(all_are(&long, 1));
     }
     let layout = Layout::new::<[u8; 300]>();
     // SAFETY: freed with the layout.
@@ -127,7 +127,7 @@ fn follow(place: usize) {
     if !left.is_null() {
         // SAFETY: `prepare` has left it, for the one that comes next in each process.
         let Left { blocks, heap } = *unsafe { Box::from_raw(left) };
-        assert!(blocks.iter().flatten().all(|&byte| byte == 9));
+        assert!(blocks.iter().all(|block| all_are(block, 9)));
         assert!(heap.allocate(Layout::new::<u64>()).is_some());
     }
     if WHERE.load(Ordering::Relaxed) & place != 0 {
@@ -160,7 +160,7 @@ fn a_handler_that_comes_before_the_heaps_own_may_allocate_and_free() {
         let inherited = vec![5_u8; 30_000];
         let runs = RUNS.load(Ordering::Relaxed);
         let id = fork(move || {
-            let sound = inherited.iter().all(|&byte| byte == 5);
+            let sound = all_are(&inherited, 5);
             drop(inherited);
             HEAP.check().unwrap();
             OTHER.check().unwrap();

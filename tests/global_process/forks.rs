@@ -55,12 +55,12 @@ pub(super) fn work(seed: usize) -> bool {
         kept.push(vec![number as u8; size]);
         if number % 3 == 0 {
             let block = kept.swap_remove(number * 31 % kept.len());
-            if block.iter().any(|&byte| byte != block[0]) {
+            if !all_are(&block, block[0]) {
                 return false;
             }
         }
     }
-    kept.iter().all(|block| block.iter().all(|&byte| byte == block[0]))
+    kept.iter().all(|block| all_are(block, block[0]))
 }
 
 /// Threads that never rest until this guard is dropped.
@@ -112,7 +112,7 @@ fn children_of_a_busy_process_work_free_what_they_inherit_start_threads_and_fork
             .map(|number| vec![5; number * number % 20_000 + 1])
             .collect();
         let id = fork(move || {
-            let sound = inherited.iter().all(|block| block.iter().all(|&byte| byte == 5));
+            let sound = inherited.iter().all(|block| all_are(block, 5));
             drop(inherited);
             let threads = thread::scope(|scope| {
                 let pair = [1, 2].map(|seed| scope.spawn(move || work(round + seed)));

@@ -160,7 +160,7 @@ fn a_block_outlives_the_library_it_came_from() {
     for (round, &block) in blocks.iter().enumerate() {
         // SAFETY: 100 bytes that are never freed.
         let bytes = unsafe { std::slice::from_raw_parts(block, 100) };
-        assert!(bytes.iter().all(|&byte| byte == round as u8));
+        assert!(all_are(bytes, round as u8));
     }
     // Each costs its pages, not its heap's terabytes of addresses.
     let after = memory();

@@ -10,6 +10,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use child::is_one as is_child;
+use common::bytes::all_are;
 use common::is_full;
 #[cfg(unix)]
 use common::{addresses, by_width};

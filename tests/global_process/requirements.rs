@@ -119,7 +119,7 @@ fn zeroed_is_zero_also_where_memory_is_locked_and_advice_refused() {
             unsafe {
                 let block = alloc_zeroed(layout(size, 8));
                 assert!(
-                    (0..size).all(|index| *block.add(index) == 0),
+                    all_are(std::slice::from_raw_parts(block, size), 0),
                     "round {round}, {size} bytes"
                 );
                 block.write_bytes(0xff, size);
@@ -155,7 +155,7 @@ fn no_two_blocks_overlap_and_each_keeps_its_bytes_over_millions_of_operations() 
     let whole = |&(block, layout, fill): &(*mut u8, Layout, u8)| {
         // SAFETY: a live block of that size, completely filled.
         let bytes = unsafe { std::slice::from_raw_parts(block, layout.size()) };
-        bytes.iter().all(|&byte| byte == fill)
+        all_are(bytes, fill)
     };
     for step in 0..rounds(3_000_000) {
         let (what, fill) = (random.below(8), step as u8);
@@ -218,7 +218,7 @@ fn no_block_is_live_twice_under_threads_that_come_and_go_and_a_scavenger() {
                             if let Err(mpsc::TrySendError::Full(mine)) = to.try_send((seed, vec![seed; size])) {
                                 drop(mine);
                                 for (fill, bytes) in from.lock().unwrap().try_iter().take(20) {
-                                    assert!(bytes.iter().all(|&byte| byte == fill));
+                                    assert!(all_are(&bytes, fill));
                                 }
                             }
                         }
@@ -230,7 +230,7 @@ fn no_block_is_live_twice_under_threads_that_come_and_go_and_a_scavenger() {
     });
     drop(to);
     let left = from.into_inner().unwrap();
-    assert!(left.iter().all(|(fill, bytes)| bytes.iter().all(|&byte| byte == fill)));
+    assert!(left.iter().all(|(fill, bytes)| all_are(&bytes, fill)));
 }
 
 /// Requirement 8: two million blocks freed by threads that never allocate.
@@ -348,7 +348,7 @@ fn destructors_of_the_program_may_allocate_while_twelve_threads_do() {
         thread::spawn(move || {
             for number in 0_usize.. {
                 let block = vec![seed; number * 37 % 50_000];
-                assert!(block.iter().all(|&byte| byte == seed));
+                assert!(all_are(&block, seed));
             }
         });
     }
@@ -487,7 +487,7 @@ fn two_hundred_and_fifty_six_threads_damage_nothing() {
                     kept.push(vec![seed; random.size(13)]);
                     if kept.len() > 30 {
                         let block = kept.swap_remove(random.below(30));
-                        assert!(block.iter().all(|&byte| byte == seed));
+                        assert!(all_are(&block, seed));
                     }
                 }
             });

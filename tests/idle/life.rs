@@ -145,7 +145,7 @@ fn it_may_be_refused() {
     // More often than the heap tries to start it.
     for round in 0..40 {
         let kept = blocks(8 << 20, 1000 + round);
-        assert!(kept.iter().all(|block| block.iter().all(|&byte| byte == 1)));
+        assert!(kept.iter().all(|block| all_are(block, 1)));
     }
     assert_eq!((keeper(), tasks()), (None, 1));
     drop(blocks(64 << 20, 100_000));

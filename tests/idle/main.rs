@@ -19,6 +19,8 @@ use std::time::Duration;
 
 use pageheap::GlobalHeap;
 
+#[path = "../common/bytes.rs"]
+mod bytes;
 #[path = "../common/child.rs"]
 mod child;
 #[path = "../common/filter.rs"]
@@ -29,6 +31,7 @@ mod random;
 mod shapes;
 mod storm;
 
+use bytes::all_are;
 use child::{LATE, is_one as is_child};
 
 #[global_allocator]

@@ -140,7 +140,7 @@ fn a_part_stays() {
     let rest = blocks(256 << 20, 5000);
     drop(rest);
     settle(before, 64 << 20);
-    assert!(keep.iter().all(|block| block.iter().all(|&byte| byte == 1)));
+    assert!(keep.iter().all(|block| all_are(block, 1)));
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn what_lies_between_blocks_that_stay() {
     });
     let live = pages.collect::<std::collections::BTreeSet<_>>().len() * OS_PAGE;
     settle(before, live);
-    assert!(blocks.iter().flatten().all(|&byte| byte == 1));
+    assert!(blocks.iter().all(|block| all_are(block, 1)));
 }
 
 /// Every freed block stays in a magazine, and no run is freed.

@@ -170,7 +170,7 @@ fn when_the_heap_can_grow_no_more_and_no_thread_begins() {
     for size in [8, 500, 30_000] {
         assert!(room(size, 200) == 200, "{size}");
     }
-    assert!(kept.iter().all(|block| block.iter().all(|&byte| byte == 1)));
+    assert!(kept.iter().all(|block| all_are(block, 1)));
     HEAP.release(usize::MAX);
 }
 

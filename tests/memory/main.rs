@@ -29,6 +29,7 @@ mod zeroed;
 
 use child::{command, is_one as is_child};
 use common::by_width;
+use common::bytes::all_are;
 use common::random::Random;
 
 #[global_allocator]
@@ -132,7 +133,7 @@ fn work(rounds: usize) {
 fn work_alone(seed: usize, rounds: usize) {
     let mut random = Random(seed as u64);
     let mut kept: Vec<Vec<u8>> = Vec::new();
-    let whole = |block: &[u8]| block.iter().all(|byte| Some(byte) == block.first());
+    let whole = |block: &[u8]| all_are(block, block[0]);
     for round in 0..rounds {
         let most = [100, 5000, 80_000, 600_000][random.below(4)];
         let size = 1 + random.below(most);
@@ -141,7 +142,7 @@ fn work_alone(seed: usize, rounds: usize) {
             unsafe {
                 let block = alloc_zeroed(layout(size));
                 assert!(!block.is_null());
-                assert!(std::slice::from_raw_parts(block, size).iter().all(|&byte| byte == 0));
+                assert!(all_are(std::slice::from_raw_parts(block, size), 0));
                 block.write_bytes(0xee, size);
                 dealloc(block, layout(size));
             }

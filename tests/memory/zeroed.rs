@@ -21,8 +21,7 @@ fn use_block(heap: &impl GlobalAlloc, size: usize, step: usize) {
         let block = heap.alloc_zeroed(layout(size));
         assert!(!block.is_null());
         let bytes = std::slice::from_raw_parts_mut(block, size);
-        let other = bytes.iter().position(|&byte| byte != 0);
-        assert_eq!(other, None, "of {size} bytes, touched every {step}");
+        assert!(all_are(bytes, 0), "of {size} bytes, touched every {step}");
         bytes.iter_mut().step_by(step).for_each(|byte| *byte = 0xee);
         heap.dealloc(block, layout(size));
     }
@@ -136,11 +135,7 @@ fn what_the_heap_has_grown_by_is_not_written() {
         let more = resident().saturating_sub(before);
         assert_eq!(block, used, "it begins there");
         assert!(more < MIB, "{more} bytes more, of {}", long.size());
-        assert!(
-            std::slice::from_raw_parts(block, long.size())
-                .iter()
-                .all(|&byte| byte == 0)
-        );
+        assert!(all_are(std::slice::from_raw_parts(block, long.size()), 0));
         DEAF.dealloc(block, long);
     }
 }
@@ -386,7 +381,7 @@ fn a_used_part_is_asked_about_up_to_the_end_of_its_granule() {
         assert_eq!(block, used, "it begins there");
         assert_eq!(COARSE.stats().pages.calls.clear - before, 1);
         let bytes = std::slice::from_raw_parts(block, long.size());
-        assert!(bytes.iter().all(|&byte| byte == 0));
+        assert!(all_are(bytes, 0));
         COARSE.dealloc(block, long);
     }
 }

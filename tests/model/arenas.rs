@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use pageheap::arena::{Arena, ArenaConfig, ArenaError, ArenaStats, Handle, Local, Pool, Reason, Scope};
 
 use super::blocks::{Blocks, PAGE};
+use super::bytes::all_are;
 
 /// The input bytes of a story.
 pub struct Bytes<'a>(Cell<&'a [u8]>);
@@ -101,8 +102,7 @@ impl Twin {
         for live in &self.live {
             // SAFETY: live, and initialised by `fill`.
             let bytes = unsafe { live.memory.as_ref() };
-            let wrong = bytes.iter().position(|&byte| byte != live.pattern);
-            assert_eq!(wrong, None, "{live:?} was overwritten");
+            assert!(all_are(bytes, live.pattern), "{live:?} was overwritten: {bytes:?}");
         }
     }
 
@@ -113,10 +113,14 @@ impl Twin {
 
 /// Writes the pattern from byte `from` on.
 fn fill(live: Live, from: usize) {
-    for index in from..live.memory.len() {
-        // SAFETY: inside memory that was handed out to us.
-        unsafe { live.memory.cast::<u8>().add(index).write(live.pattern) };
-    }
+    let more = live.memory.len().saturating_sub(from);
+    // SAFETY: inside memory that was handed out to us, or of no bytes.
+    unsafe {
+        live.memory
+            .cast::<u8>()
+            .add(from.min(live.memory.len()))
+            .write_bytes(live.pattern, more)
+    };
 }
 
 /// What a [`Local`], a [`Scope`], an [`Arena`] and a [`Pool`] have in common.

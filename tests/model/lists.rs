@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 use pageheap::arena::{ArenaConfig, ArenaError, FreeList, Guard, Owner, Reason, ShardedFreeList, SlotBox};
 
 use super::blocks::{Blocks, PAGE};
+use super::bytes::all_are;
 
 /// Operations from here on are a reset.
 const RESET: u8 = 248;
@@ -117,10 +118,7 @@ impl<'b> Twin<'b> {
         let mark = self.written.remove(&slot.addr().get()).expect("live slots are written");
         // SAFETY: still ours.
         let bytes = unsafe { std::slice::from_raw_parts(slot.as_ptr(), self.layout.size()) };
-        assert!(
-            bytes.iter().all(|&byte| byte == mark),
-            "somebody wrote to a slot of ours"
-        );
+        assert!(all_are(bytes, mark), "somebody wrote to a slot of ours");
         Some(slot)
     }
 

@@ -10,6 +10,11 @@ use std::time::Duration;
 use pageheap::source::System;
 use pageheap::{Config, GlobalHeap, Heap, Pressure};
 
+#[path = "../common/bytes.rs"]
+mod bytes;
+
+use bytes::all_are;
+
 #[global_allocator]
 static HEAP: GlobalHeap = GlobalHeap::new();
 
@@ -23,14 +28,12 @@ pub extern "C" fn plugin_work(seed: usize) -> bool {
         kept.push(vec![number as u8; size]);
         if number % 3 == 0 {
             let block = kept.swap_remove(number * 31 % kept.len());
-            if block.iter().any(|&byte| byte != block[0]) {
+            if !all_are(&block, block[0]) {
                 return false;
             }
         }
     }
-    black_box(kept)
-        .iter()
-        .all(|block| block.iter().all(|&byte| byte == block[0]))
+    black_box(kept).iter().all(|block| all_are(block, block[0]))
 }
 
 /// A block of 100 bytes with the value `byte`, which the library never frees.

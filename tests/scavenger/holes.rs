@@ -78,9 +78,7 @@ fn thin(source: &'static OverSystem<Coarse>, heap: &GlobalHeap<&'static OverSyst
             // SAFETY: allocated with this layout.
             unsafe {
                 let stamp = block.read();
-                let is_whole = std::slice::from_raw_parts(block, layout.size())
-                    .iter()
-                    .all(|&byte| byte == stamp);
+                let is_whole = all_are(std::slice::from_raw_parts(block, layout.size()), stamp);
                 assert!(stamp != 0 && is_whole, "{block:?} of {layout:?}");
                 heap.dealloc(block, layout);
             }

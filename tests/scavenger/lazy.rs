@@ -294,13 +294,13 @@ fn stamp<S: Source + Send + Sync + 'static>(heap: &GlobalHeap<S>) {
         unsafe {
             let block = heap.alloc_zeroed(layout);
             let bytes = std::slice::from_raw_parts_mut(block, layout.size());
-            assert!(bytes.iter().all(|&byte| byte == 0), "round {round}, {layout:?}");
+            assert!(all_are(bytes, 0), "round {round}, {layout:?}");
             bytes.fill(round as u8 | 1);
             kept.push((block, layout, round as u8 | 1));
             while kept.len() > 40 || round % 100 == 0 && !kept.is_empty() {
                 let (block, layout, mark) = kept.swap_remove(below(kept.len()));
                 let bytes = std::slice::from_raw_parts(block, layout.size());
-                assert!(bytes.iter().all(|&byte| byte == mark), "round {round}, {layout:?}");
+                assert!(all_are(bytes, mark), "round {round}, {layout:?}");
                 heap.dealloc(block, layout);
             }
         }

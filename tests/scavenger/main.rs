@@ -18,6 +18,7 @@ mod retention;
 mod snapshot;
 mod tick;
 
+use common::bytes::all_are;
 use common::{BASE, addresses, by_width, new_heap};
 
 const SECOND: u64 = 1_000_000_000;

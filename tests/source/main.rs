@@ -25,6 +25,7 @@ mod system;
 mod windows;
 
 use common::by_width;
+use common::bytes::all_are;
 
 /// The granule of most sources here.
 const GRANULE: usize = 4096;
@@ -62,7 +63,7 @@ fn keeps_the_contract<S: Source>(source: &S, rounds: usize) {
                 Ok(Contents::Zero)
             );
             let table = std::slice::from_raw_parts_mut(at(tables, granule).as_ptr(), granule);
-            assert!(table.iter().all(|&byte| byte == 0));
+            assert!(all_are(table, 0));
             table.fill(0xEE);
             assert!(source.prepare(Purpose::Pages, pages.base, 2 * granule).is_ok());
             assert!(source.prepare(Purpose::Pages, at(pages, 3 * granule), granule).is_ok());

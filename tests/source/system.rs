@@ -36,20 +36,15 @@ fn memory_is_zero_when_prepared_and_when_released() {
         let part = at(pages, 16 * page);
         assert_eq!(System.prepare(Purpose::Pages, part, 32 * page), Ok(Contents::Zero));
         let memory = std::slice::from_raw_parts_mut(part.as_ptr(), 32 * page);
-        assert!(memory.iter().all(|&byte| byte == 0));
+        assert!(all_are(memory, 0));
         memory.fill(0xAB);
         let answer = System.release(at(pages, 20 * page), 8 * page);
         assert!(answer.is_ok());
         if cfg!(target_os = "linux") {
             assert_eq!(answer, Ok(Contents::Zero));
-            assert!(memory[4 * page..12 * page].iter().all(|&byte| byte == 0));
+            assert!(all_are(&memory[4 * page..12 * page], 0));
         }
-        assert!(
-            memory[..4 * page]
-                .iter()
-                .chain(&memory[12 * page..])
-                .all(|&byte| byte == 0xAB)
-        );
+        assert!(all_are(&memory[..4 * page], 0xAB) && all_are(&memory[12 * page..], 0xAB));
         memory.fill(0xCD);
         assert_eq!(System.commit(part, 32 * page), Ok(()));
     }
@@ -91,7 +86,7 @@ fn sparse_memory_is_cleared_where_it_is_not_zero() {
             let before = resident();
             assert_eq!(System.clear(middle, 1024 * page).is_ok(), sparse, "one page of {step}");
             assert_eq!(resident(), before, "one page of {step}");
-            assert!(!sparse || memory.iter().all(|&byte| byte == 0), "one page of {step}");
+            assert!(!sparse || all_are(memory, 0), "one page of {step}");
         }
         for edge in [first, last] {
             assert!(

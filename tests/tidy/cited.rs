@@ -1,5 +1,7 @@
 //! Test names that the documents cite: a claim is as good as the test behind it, which may have been renamed.
 
+use std::collections::HashSet;
+
 use super::{House, caught, obeyed};
 
 /// Documents whose claims cite test names.
@@ -18,22 +20,31 @@ fn last(word: &str) -> &str {
     word.rsplit([':', '/']).next().unwrap_or(word)
 }
 
+/// The word that `text` begins with, if one of `ends` follows.
+fn word_before<'a>(text: &'a str, ends: &[char]) -> Option<&'a str> {
+    let end = text.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')?;
+    text[end..].starts_with(ends).then_some(&text[..end])
+}
+
+/// What a line declares: functions, and whatever is an argument of a macro that makes it one.
+fn declared(line: &str) -> impl Iterator<Item = &str> {
+    let functions = line
+        .split("fn ")
+        .skip(1)
+        .filter_map(|rest| word_before(rest, &['(', '<']));
+    functions.chain(word_before(line.trim_start(), &[':']))
+}
+
 /// Whatever a document puts in backquotes and looks like a test's name must be one.
 fn tests_exist(house: &House) -> Vec<String> {
-    // As a function, or as an argument of a macro that makes it one.
-    let is_there =
-        |name: &str| {
-            let [function, generic, argument] = [format!("fn {name}("), format!("fn {name}<"), format!("{name}:")];
-            house.rust.iter().flat_map(|file| &file.lines).any(|line| {
-                line.contains(&function) || line.contains(&generic) || line.trim_start().starts_with(&argument)
-            })
-        };
+    let lines = house.rust.iter().flat_map(|file| &file.lines);
+    let names: HashSet<&str> = lines.flat_map(|line| declared(line)).collect();
     let mut findings = Vec::new();
     for (path, text) in &house.other {
         let document = DOCUMENTS.contains(&path.as_str()) || path.starts_with("docs/") && path.ends_with(".md");
         for (index, line) in text.lines().enumerate().filter(|_| document) {
             for name in line.split('`').skip(1).step_by(2).filter(|word| is_name(word)) {
-                if !is_there(last(name)) {
+                if !names.contains(last(name)) {
                     findings.push(format!(
                         "{path}:{}: `{name}` is nowhere: name the test that shows it",
                         index + 1
