@@ -1,6 +1,6 @@
 //! Our arenas beside others.
 //!
-//! `cargo bench -p benches --bench arenas`. A round allocates a fixed number of objects and then resets the arena (or
+//! `cargo bench --bench arenas`. A round allocates a fixed number of objects and then resets the arena (or
 //! drops them one by one, where that is the way). The result is the time per object, its share of the reset included.
 //! The memory is warm after the first round: this measures arenas, not page faults.
 

@@ -1,6 +1,6 @@
 //! Bits and summaries: the arithmetic below the heap, without an atomic.
 //!
-//! `cargo bench -p benches --bench bits`
+//! `cargo bench --bench bits`
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 
