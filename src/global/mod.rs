@@ -149,7 +149,8 @@ const CACHES: usize = 1 << 14;
 ///   `PAGEHEAP_BACKGROUND=0`) nothing follows those: [`tick`](Self::tick) does not look at them, and hooks set by
 ///   `on_pressure` are never called.
 /// * **Stack.** 4 KiB at most; the call that opens the heap, which is the first, 6 KiB (the same for a
-///   [`Heap`](crate::Heap)), and [`snapshot`](Self::snapshot) 12, of which 8 are the snapshot. (Optimised for x86-64.)
+///   [`Heap`](crate::Heap) and the first arena on the process's heap), and [`snapshot`](Self::snapshot) 12, of which 8
+///   are the snapshot. That is for x86-64 and an `opt-level` of 2 or 3; with others it may be twice as much.
 /// * **Addresses.** When the heap opens it reserves 4 TiB of address space, or what it can get, without memory behind
 ///   it: this shows in VIRT, not in RSS. (On Windows four times the RAM, or 64 GiB.) [`reserve`](Self::reserve) asks
 ///   for less.

@@ -232,11 +232,12 @@ pub(crate) fn resident() -> usize {
     let Some(_turn) = Turn::begin() else {
         return 0;
     };
-    // Not `self`: that is the first thread, of which zeros are said once it has ended.
-    let text = read_at("", "/proc/thread-self/statm").unwrap_or(Text::new());
-    let pages = text.text().split_whitespace().nth(1).unwrap_or_default();
-    let pages: usize = pages.parse().unwrap_or(0);
-    pages.saturating_mul(System.granule())
+    // What is said of the process is said of its first thread: zeros once that has ended. Before Linux 3.17 nothing
+    // else is said.
+    let files = ["/proc/thread-self/statm", "/proc/self/statm"];
+    let texts = files.into_iter().filter_map(|file| read_at("", file).ok());
+    let mut pages = texts.filter_map(|text| text.text().split_whitespace().nth(1)?.parse::<usize>().ok());
+    pages.next().unwrap_or(0).saturating_mul(System.granule())
 }
 
 #[cfg(test)]

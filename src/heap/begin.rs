@@ -12,7 +12,7 @@
 //! Worked example: the first allocation of a program, on a thread with the smallest stack. The object layer reserves
 //! its tables, then a `Room` of 1 TiB; the system grants 256 GiB. That is less than half, so the room is given back,
 //! and smaller tables are tried. When both fit each other the heap is written into the tables. All that takes less than
-//! 6 KiB of stack (the test `requirements::a_heap_opens_on_eight_kibibytes_of_stack`).
+//! 6 KiB of stack if it is optimised for speed (the test `requirements::a_heap_opens_on_eight_kibibytes_of_stack`).
 
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
@@ -90,8 +90,10 @@ impl<S: Source, G: Shape> Room<S, G> {
         let huge = self.config.huge_pages;
         if huge != HugePages::System {
             self.calls.advise += 1;
-            // SAFETY: the whole reservation for pages, which has that many bytes, on granule boundaries.
-            let _granted = unsafe { self.source.advise(self.pages.base, self.pages.bytes, huge) };
+            // Not what was reserved: that may be more, and end anywhere.
+            let bytes = self.capacity << G::PAGE_SHIFT;
+            // SAFETY: all pages, which are in the reservation, and begin and end on granule boundaries.
+            let _granted = unsafe { self.source.advise(self.pages.base, bytes, huge) };
         }
     }
 

@@ -173,7 +173,7 @@ impl Driver {
         self.beside.set(beside);
     }
 
-    /// The tables beside the pages are about to be released.
+    /// The tables beside the pages are about to be given up.
     pub(crate) fn forget_beside(&self) {
         self.beside.set(None);
     }

@@ -15,13 +15,15 @@ impl<S: Source, G: Shape> Drop for PageHeap<S, G> {
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Gives everything back, and returns the source: to a layer above that reserved something before the heap did, and
-    /// gives it back after.
-    pub(crate) fn into_source(self) -> S {
-        let mut heap = core::mem::ManuallyDrop::new(self);
-        heap.give_up();
-        // SAFETY: read once: the heap, from which it is moved out, is neither dropped nor used again. (What else is in
-        // it has no drop; it would leak.)
-        unsafe { core::ptr::read(&raw const heap.source) }
+    /// gives it back after. In place, because it is called where the heap is not to be on the stack.
+    ///
+    /// # Safety
+    ///
+    /// The heap is neither used again nor dropped.
+    pub(crate) unsafe fn end(&mut self) -> S {
+        self.give_up();
+        // SAFETY: read once (the caller's promise). What else is in the heap has no drop; it would leak.
+        unsafe { core::ptr::read(&raw const self.source) }
     }
 
     fn give_up(&mut self) {
@@ -36,25 +38,26 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Gives back everything but pages in use: the memory of free pages, and the address space after the last page in
-    /// use.
+    /// use. Returns the source, as [`end`](Self::end) does.
     ///
     /// # Safety
     ///
-    /// The users of those pages will not need the heap for them again, and do not need the source.
-    pub(crate) unsafe fn abandon(self) {
+    /// As for [`end`](Self::end). The users of those pages will not need the heap for them again, and do not need the
+    /// source.
+    pub(crate) unsafe fn abandon(&mut self) -> S {
         self.scavenge(PageCount(usize::MAX));
-        let heap = core::mem::ManuallyDrop::new(self);
-        let grown = heap.set.grown();
-        let used = (grown - heap.set.free_at_end(grown)) << G::PAGE_SHIFT;
-        let used = used.next_multiple_of(heap.source.granule());
-        // SAFETY: `self` is consumed; pages after the last one in use belong to nobody, the tables were the heap's own.
-        // Each is given up once: the heap is not dropped.
+        let grown = self.set.grown();
+        let used = (grown - self.set.free_at_end(grown)) << G::PAGE_SHIFT;
+        let used = used.next_multiple_of(self.source.granule());
+        // SAFETY: nobody uses the heap any more: pages after the last one in use belong to nobody, the tables were the
+        // heap's own. Each is given up once, and the source is read once: the heap is not dropped.
         unsafe {
-            match heap.pages.bytes.checked_sub(used) {
-                Some(rest) if used > 0 => heap.source.trim(Purpose::Pages, offset(heap.base, used), rest),
-                _ => heap.source.unreserve(Purpose::Pages, heap.pages),
+            match self.pages.bytes.checked_sub(used) {
+                Some(rest) if used > 0 => self.source.trim(Purpose::Pages, offset(self.base, used), rest),
+                _ => self.source.unreserve(Purpose::Pages, self.pages),
             }
-            heap.source.unreserve(Purpose::Metadata, heap.metadata.reservation());
+            self.source.unreserve(Purpose::Metadata, self.metadata.reservation());
+            core::ptr::read(&raw const self.source)
         }
     }
 }

@@ -5,12 +5,12 @@
 //!   unloaded     magazines ─▶ classes ─▶ free pages: released         tables, pages behind the last in use: given up
 //! ```
 //!
-//! The heap lies in its own tables, so it is moved out of them first.
+//! The heap lies in its own tables, so these go last; the source, which they go back to, is moved out of them first.
 
-use core::ptr::{self, NonNull};
+use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
 
-use crate::heap::PageHeap;
-use crate::source::{Purpose, Reservation, Source};
+use crate::source::{Purpose, Source};
 
 use super::size_class::SizeClass;
 use super::{Objects, Thread};
@@ -23,14 +23,17 @@ impl<S: Source + 'static> Objects<S> {
     /// `heap` is the address of a heap of this type. Nobody uses it, its tables or its threads' structures now, or
     /// ever will.
     pub unsafe fn abandon(heap: NonNull<()>) {
-        let this = heap.cast::<Self>();
-        // SAFETY: it has been a heap until now (the caller's promise).
-        unsafe { this.as_ref() }.settle_up();
-        // SAFETY: as promised; what is moved out is no longer used at its old place, and the tables are given up once.
+        let mut this = heap.cast::<Self>();
+        // SAFETY: as promised, it has been a heap until now, and nobody else has a reference; it is not used after its
+        // tables, in which it lies, have been given up. The source stays: it may be of the library's code.
         unsafe {
-            let (heap, tables) = Self::move_out(this);
-            heap.source().unreserve(Purpose::Metadata, tables);
-            heap.abandon();
+            let objects = this.as_mut();
+            objects.settle_up();
+            // Entries that say nothing of a free page are not worth a call each now.
+            objects.heap.driver().forget_beside();
+            let tables = objects.tables.reservation();
+            let source = ManuallyDrop::new(objects.heap.abandon());
+            source.unreserve(Purpose::Metadata, tables);
         }
     }
 
@@ -39,30 +42,17 @@ impl<S: Source + 'static> Objects<S> {
     /// # Safety
     ///
     /// Nobody uses the heap, its tables, its threads' structures or its blocks now, or ever will.
-    pub unsafe fn close(this: NonNull<Self>) {
-        // SAFETY: as promised; what is moved out is no longer used at its old place. The tables are given up once:
+    pub unsafe fn close(mut this: NonNull<Self>) {
+        // SAFETY: as promised; the heap is not used after its tables, in which it lies, have been given up. That is
         // after what was reserved after them, so that a source which stacks reservations has the room again at once.
         unsafe {
-            let objects = this.as_ref();
+            let objects = this.as_mut();
             // Pages of the heap's go back with all others.
             _ = objects.commons.give_others(objects.heap.source());
-            let (heap, tables) = Self::move_out(this);
-            heap.into_source().unreserve(Purpose::Metadata, tables);
+            let tables = objects.tables.reservation();
+            let source = objects.heap.end();
+            source.unreserve(Purpose::Metadata, tables);
         }
-    }
-
-    /// Moves the heap of pages out of the tables, which the caller has to give up.
-    ///
-    /// # Safety
-    ///
-    /// As for [`abandon`](Self::abandon).
-    unsafe fn move_out(this: NonNull<Self>) -> (PageHeap<S>, Reservation) {
-        // SAFETY: read once; nobody looks at the original again. Nothing else in the object layer needs to be dropped.
-        let heap = unsafe { ptr::read(&raw const (*this.as_ptr()).heap) };
-        // A release from here on must not discard entries that will no longer exist.
-        heap.driver().forget_beside();
-        // SAFETY: still in place.
-        (heap, unsafe { this.as_ref() }.tables.reservation())
     }
 
     /// Returns what threads hold to the classes, and what is free there to the heap, the structures included.

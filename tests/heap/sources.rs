@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pageheap::source::{Contents, Failure, Purpose, Refused, Reservation, Source, Verb};
+use pageheap::source::{Contents, Failure, HugePages, Purpose, Refused, Reservation, Source, Verb};
 use pageheap::{Geometry, NewHeapError};
 
 use super::*;
@@ -448,6 +448,11 @@ unsafe impl Source for &Careless {
         unsafe { self.inner.release(start, bytes) }
     }
 
+    unsafe fn advise(&self, start: NonNull<u8>, bytes: usize, huge: HugePages) -> Result<(), Refused> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.advise(start, bytes, huge) }
+    }
+
     unsafe fn unreserve(&self, purpose: Purpose, mut given: Reservation) {
         if purpose == self.purpose {
             given.base = NonNull::new(given.base.as_ptr().wrapping_sub(self.off)).expect("what was reserved");
@@ -499,4 +504,23 @@ fn what_was_not_reserved_as_it_was_asked_for_is_no_heap() {
             "{granule}"
         );
     }
+}
+
+/// A source may give more than it is asked for, and the last granule then does not end where that does.
+#[test]
+fn advice_is_for_what_was_asked_for() {
+    let source = Careless {
+        inner: Simulated::new(4096),
+        purpose: Purpose::Pages,
+        granule: 4096,
+        length: |bytes| bytes + 100,
+        given: Cell::new(0),
+        off: 0,
+    };
+    let config = Config::new(1 << 22).huge_pages(HugePages::Avoid);
+    let heap: PageHeap<&Careless> = PageHeap::new(&source, config).expect("a heap");
+    let [(_, bytes, huge)] = source.inner.advised()[..] else {
+        panic!("{:?}", source.inner.advised());
+    };
+    assert_eq!((bytes, huge), (heap.capacity().bytes(13), HugePages::Avoid));
 }

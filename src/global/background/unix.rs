@@ -152,7 +152,8 @@ fn least_by_glibc() -> usize {
     }
 }
 
-/// Others do not say. (In a statically linked program nothing can be looked up by its name.)
+/// Others do not say. (In a statically linked program nothing can be looked up by its name: there the thread may have
+/// too little stack if more than 8 KiB are kept spare.)
 #[cfg(all(
     any(target_os = "linux", target_os = "android"),
     not(all(target_os = "linux", target_env = "gnu", not(target_feature = "crt-static")))
