@@ -25,18 +25,31 @@ use pageheap::{Config, Geometry, PageCount, PageHeap};
 /// What a target calls with its input; it panics if subject and twin differ.
 pub type Driver = fn(&[u8]);
 
-/// Every driver, by the name of its target and its folder of the corpus.
-pub const DRIVERS: &[(&str, Driver)] = &[
-    ("summary", summary),
-    ("bitmap", bitmap),
-    ("radix", radix),
-    ("heap", heap),
-    ("arena", arenas::arena),
-    ("pool", arenas::pool),
-    ("free_list", lists::fuzz_free_list),
-    ("sharded", lists::fuzz_sharded),
-    ("global", objects::global),
+/// Every driver, by the name of its target and its folder of the corpus; and how long its inputs may be. The fuzzer has
+/// to be told (`-len_control=0 -max_len=`): by itself it begins with the length of the longest that is kept, and takes
+/// long to go beyond. The length is what the driver reads, or, for arenas and pools, some hundred steps. `.ci/run fuzz`
+/// finds the numbers here.
+pub const DRIVERS: &[(&str, Driver, usize)] = &[
+    ("summary", summary, 107),
+    ("bitmap", bitmap, 185),
+    ("radix", radix, 264),
+    ("heap", heap, 264),
+    ("arena", arenas::arena, 512),
+    ("pool", arenas::pool, 512),
+    ("free_list", lists::fuzz_free_list, 904),
+    ("sharded", lists::fuzz_sharded, 904),
+    ("global", objects::global, 601),
 ];
+
+/// Where steps are counted, that many fit an input, behind what comes before the first.
+const _: () = {
+    let [_, _, radix, heap, _, _, free_list, sharded, global] = DRIVERS else {
+        panic!("another driver");
+    };
+    assert!(radix.2 == 8 + 4 * MOST_STEPS && heap.2 == radix.2);
+    assert!(free_list.2 == 4 + 3 * lists::MOST_STEPS && sharded.2 == free_list.2);
+    assert!(global.2 == 1 + 4 * objects::MOST_STEPS);
+};
 
 /// The input bytes, read one after another; zero after the end.
 struct Bytes<'a>(&'a [u8]);

@@ -103,7 +103,7 @@ fn first_other(bytes: &[u8], fill: u8) -> Option<usize> {
 }
 
 /// The most steps of one input.
-const MOST_STEPS: usize = 150;
+pub const MOST_STEPS: usize = 150;
 
 /// The most bytes that a block grows to by quarters.
 const MOST_GROWN: usize = 192 << 10;

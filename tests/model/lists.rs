@@ -19,6 +19,9 @@ const RESET: u8 = 248;
 /// Owners of a sharded list.
 const OWNERS: usize = 3;
 
+/// The most steps of a decoded story.
+pub const MOST_STEPS: usize = 300;
+
 /// The most guards and boxes that exist at a time.
 const GUARDS: usize = 6;
 const BOXES: usize = 40;
@@ -493,7 +496,7 @@ impl<'l, 'b> Part<'l, '_, 'b> {
 pub fn decode(input: &[u8]) -> (Layout, usize, usize, usize, Vec<(u8, usize)>) {
     let byte = |index: usize| usize::from(input.get(index).copied().unwrap_or(0));
     let layout = Layout::from_size_align(1 + byte(0) * 3, 1 << (byte(1) % 8)).expect("a small layout");
-    let steps = input.get(4..).unwrap_or(&[]).chunks_exact(3).take(300);
+    let steps = input.get(4..).unwrap_or(&[]).chunks_exact(3).take(MOST_STEPS);
     let story = steps
         .map(|step| (step[0], usize::from(step[1]) << 8 | usize::from(step[2])))
         .collect();
