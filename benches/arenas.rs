@@ -1,8 +1,8 @@
 //! Our arenas beside others.
 //!
-//! `cargo bench --bench arenas`. A round allocates a fixed number of objects and then resets the arena (or
-//! drops them one by one, where that is the way). The result is the time per object, its share of the reset included.
-//! The memory is warm after the first round: this measures arenas, not page faults.
+//! `cargo bench --bench arenas`. A round allocates a fixed number of objects and then resets the arena (or drops them
+//! one by one, where that is the way). The result is the time per object, its share of the reset included. The memory
+//! is warm after the first round: this measures arenas, not page faults.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 

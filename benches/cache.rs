@@ -1,7 +1,7 @@
 //! The heap through caches, by the number of threads, each with a cache of its own.
 //!
-//! `cargo bench --bench cache`. The result is the wall time of the slowest thread over the operations of one
-//! thread: a flat curve means that threads do not slow each other down, as long as each has a processor.
+//! `cargo bench --bench cache`. The result is the wall time of the slowest thread over the operations of one thread: a
+//! flat curve means that threads do not slow each other down, as long as each has a processor.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 

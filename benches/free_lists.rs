@@ -1,7 +1,7 @@
 //! Free lists beside other allocators of equal objects: `slab`, `sharded-slab`, `Box`; and retirement beside `seize`.
 //!
-//! `cargo bench --bench free_lists`. Each result is for one allocation and one free, unless it says
-//! otherwise. `two-threads` is the time of one thread while another does the same, or reads what is retired.
+//! `cargo bench --bench free_lists`. Each result is for one allocation and one free, unless it says otherwise.
+//! `two-threads` is the time of one thread while another does the same, or reads what is retired.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 

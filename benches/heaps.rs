@@ -1,8 +1,8 @@
 //! Heaps as values: an allocation and its free in a `Heap` that one thread uses, in one that several have used, in a
 //! `GlobalHeap`, and in the system's allocator.
 //!
-//! `cargo bench --bench heaps`. All do the same work. What a `Heap` takes more than a `GlobalHeap` is the
-//! price of checking that a block is its own, and of the lock once there are several threads.
+//! `cargo bench --bench heaps`. All do the same work. What a `Heap` takes more than a `GlobalHeap` is the price of
+//! checking that a block is its own, and of the lock once there are several threads.
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 

@@ -1,7 +1,6 @@
 //! The heap without a cache: single pages, runs, refusals, by the size and the fullness of the heap.
 //!
-//! `cargo bench --bench pages`. Heaps are of bare numbers, so sizes up to 1 TiB cost only their tables (34
-//! MiB).
+//! `cargo bench --bench pages`. Heaps are of bare numbers, so sizes up to 1 TiB cost only their tables (34 MiB).
 
 #![allow(missing_docs, reason = "criterion's macros make undocumented functions")]
 

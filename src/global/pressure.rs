@@ -47,7 +47,7 @@ use crate::scavenge::pressure::{Pressure, events, figure, group, number, stalled
 pub(super) use crate::source::Turn;
 use crate::source::{KeepErrno, Source, System};
 
-use files::{NotNow, Path, Text, find_at, read_at};
+use files::{NotNow, Path, find_at, read_at};
 
 mod files;
 
