@@ -9,7 +9,7 @@
 //! it does so for each level. An allocator may be called on a stack of 16 KiB, by its first call too.
 //!
 //! Worked example: an object layer of 5,248 bytes holds a heap of 3,968, which holds a set of free pages of 1,920. As
-//! three literals the call that opened a heap took 22 KiB of stack; field by field it takes the set, and less than 6.
+//! three literals the call that opened a heap took 22 KiB of stack; field by field it takes the set once, and 6.
 
 #![forbid(unsafe_code)]
 

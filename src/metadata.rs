@@ -19,7 +19,6 @@ use core::ptr::NonNull;
 
 use crate::bitmap::Bitmap;
 use crate::cache::Slot;
-use crate::free_set::FreeSet;
 use crate::geometry::{MAX_CHUNK_WORDS, MAX_LEVELS, Shape, WORD_PAGES};
 use crate::radix::Tree;
 use crate::source::{Purpose, Refused, Reservation, Source};
@@ -213,15 +212,14 @@ impl Metadata {
         Ok(1)
     }
 
-    /// The set of free pages over the tables, one word for each chunk, and the slots. Called once for each heap, and
-    /// inlined there: the set has 2 KiB, and would be on the stack twice.
+    /// The free bits, the scavenged bits and the tree, which make a set of free pages; one word for each chunk; and the
+    /// slots. Called once for each heap.
     ///
     /// # Safety
     ///
     /// The reservation outlives what is returned; this is called once; no page's tables are accessed before
     /// [`cover`](Self::cover) has prepared them, and no slot before [`cover_slots`](Self::cover_slots).
-    #[inline(always)]
-    pub unsafe fn tables<G: Shape>(&self) -> (FreeSet<G>, Table<AtomicU64>, Table<Slot>) {
+    pub unsafe fn tables<G: Shape>(&self) -> (Bitmap, Bitmap, Tree<G>, Table<AtomicU64>, Table<Slot>) {
         let levels = core::array::from_fn(|level| {
             // SAFETY: as for `table`; this function's contract repeats it.
             unsafe { self.table(LEVELS + level) }
@@ -231,7 +229,9 @@ impl Metadata {
         // SAFETY: the same.
         let (chunks, slots) = unsafe { (self.table(CHUNKS), self.table(SLOTS)) };
         (
-            FreeSet::new(Bitmap::new(free), Bitmap::new(scavenged), Tree::new(levels)),
+            Bitmap::new(free),
+            Bitmap::new(scavenged),
+            Tree::new(levels),
             chunks,
             slots,
         )

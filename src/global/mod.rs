@@ -148,9 +148,9 @@ const CACHES: usize = 1 << 14;
 ///   pressure (Linux, Windows) and the cgroup's limit (Linux). Without it (`background(false)`, or
 ///   `PAGEHEAP_BACKGROUND=0`) nothing follows those: [`tick`](Self::tick) does not look at them, and hooks set by
 ///   `on_pressure` are never called.
-/// * **Stack.** 4 KiB at most; the call that opens the heap, which is the first, 6 KiB (the same for a
-///   [`Heap`](crate::Heap) and the first arena on the process's heap), and [`snapshot`](Self::snapshot) 12, of which 8
-///   are the snapshot. That is for x86-64 and an `opt-level` of 2 or 3; with others it may be twice as much.
+/// * **Stack.** 4 KiB at most; the call that opens the heap, which is the first, 8 KiB (the same for a
+///   [`Heap`](crate::Heap) and the first arena on the process's heap). So threads may have 16 KiB. But
+///   [`snapshot`](Self::snapshot) takes up to 20, as the snapshot has 8 and may be copied. (On x86-64, optimised.)
 /// * **Addresses.** When the heap opens it reserves 4 TiB of address space, or what it can get, without memory behind
 ///   it: this shows in VIRT, not in RSS. (On Windows four times the RAM, or 64 GiB.) [`reserve`](Self::reserve) asks
 ///   for less.
@@ -303,10 +303,11 @@ impl<S: Source + 'static> GlobalHeap<S> {
     /// ```
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        match self.opened() {
-            Some(objects) => objects.snapshot(resident()),
-            None => Snapshot::default(),
+        let mut snapshot = Snapshot::default();
+        if let Some(objects) = self.opened() {
+            objects.take_snapshot(&mut snapshot, resident());
         }
+        snapshot
     }
 
     /// Re-derives everything the heap claims about itself from its bits and spans. O(heap).

@@ -12,13 +12,14 @@
 //! Worked example: the first allocation of a program, on a thread with the smallest stack. The object layer reserves
 //! its tables, then a `Room` of 1 TiB; the system grants 256 GiB. That is less than half, so the room is given back,
 //! and smaller tables are tried. When both fit each other the heap is written into the tables. All that takes less than
-//! 6 KiB of stack if it is optimised for speed (the test `requirements::a_heap_opens_on_eight_kibibytes_of_stack`).
+//! 8 KiB of stack (the test `requirements::a_heap_opens_on_eight_kibibytes_of_stack`).
 
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 use crate::cache::Slot;
+use crate::free_set::FreeSet;
 use crate::geometry::{Geometry, Shape};
 use crate::in_place::write_fields;
 use crate::metadata::Metadata;
@@ -136,11 +137,11 @@ impl<S: Source, G: Shape> Room<S, G> {
         // this is the only call of `tables`. Pages are accessed only below `grown`, and slots only below `lent` or
         // `shards`; those are raised only after `cover` and `cover_slots`; `reserve` has covered the shards' slots.
         unsafe {
-            let (set, chunks, slots) = metadata.tables::<G>();
+            let (free, scavenged, tree, chunks, slots) = metadata.tables::<G>();
             write_fields!(
                 place,
                 PageHeap {
-                    set,
+                    set: FreeSet::new(free, scavenged, tree),
                     slots,
                     shards: config.shards,
                     base: pages.base,

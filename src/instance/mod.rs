@@ -419,7 +419,9 @@ impl<S: Source + 'static> Heap<S> {
     /// [`GlobalHeap::snapshot`](crate::GlobalHeap::snapshot). O(heap).
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        self.objects().snapshot(resident())
+        let mut snapshot = Snapshot::default();
+        self.objects().take_snapshot(&mut snapshot, resident());
+        snapshot
     }
 
     /// What every page is, in address order; see [`PageHeap::map`](crate::PageHeap::map). Draw it with a

@@ -14,7 +14,7 @@ use crate::units::PageCount;
 
 use super::annex::{OTHERS, seat_of};
 use super::commons::{INTRUSION, MEETINGS, OTHERS_BY_SEAT};
-use super::{Forks, Keeper, Objects, SizeClass};
+use super::{Forks, Keeper, Objects, SizeClass, Snapshot};
 
 std::thread_local! {
     static PROCESSOR: core::cell::Cell<usize> = const { core::cell::Cell::new(0) };
@@ -75,7 +75,9 @@ fn each_processor_has_a_structure_of_its_own_and_what_lies_there() {
     }
     assert_eq!(made(objects), 3);
     assert!(objects.stats().magazine_bytes >= 4 * 200 && objects.stats().bytes_in_use() == 0);
-    assert!(objects.snapshot(0).classes().iter().all(|class| class.live == 0));
+    let mut snapshot = Snapshot::default();
+    objects.take_snapshot(&mut snapshot, 0);
+    assert!(snapshot.classes().iter().all(|class| class.live == 0));
     objects.release(PageCount(usize::MAX));
     assert_eq!(objects.stats().magazine_bytes, 0);
     objects.check().unwrap();

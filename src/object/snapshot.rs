@@ -315,17 +315,9 @@ impl fmt::Display for Snapshot {
 }
 
 impl<S: Source + 'static> Objects<S> {
-    /// Counts everything, by classes too; `resident` is the system's figure.
-    pub fn snapshot(&self, resident: usize) -> Snapshot {
-        let mut snapshot = Snapshot::default();
-        self.fill(&mut snapshot);
-        snapshot.resident = resident;
-        snapshot
-    }
-
-    /// Apart, so that the 8 KiB of a snapshot are counted in where the caller wants them, not in a copy on the stack.
-    #[inline(never)]
-    fn fill(&self, snapshot: &mut Snapshot) {
+    /// Counts everything, by classes too, into an empty snapshot; `resident` is the system's figure. (Where the caller
+    /// has it: as a result of this function its 8 KiB would be on the stack once more.)
+    pub fn take_snapshot(&self, snapshot: &mut Snapshot, resident: usize) {
         let classes = &mut snapshot.classes;
         self.for_each_thread(|thread| {
             for class in SizeClass::all() {
@@ -350,5 +342,6 @@ impl<S: Source + 'static> Objects<S> {
             stats.released_spans = state.released_spans;
         }
         snapshot.stats = self.stats();
+        snapshot.resident = resident;
     }
 }
