@@ -9,26 +9,33 @@ use super::PageHeap;
 
 impl<S: Source, G: Shape> Drop for PageHeap<S, G> {
     fn drop(&mut self) {
-        self.give_up();
+        // SAFETY: `&mut self`, which nobody uses after this.
+        unsafe { self.give_up() };
     }
 }
 
 impl<S: Source, G: Shape> PageHeap<S, G> {
     /// Gives everything back, and returns the source: to a layer above that reserved something before the heap did, and
-    /// gives it back after. In place, because it is called where the heap is not to be on the stack.
+    /// gives it back after. By reference, so that the heap is not moved over the stack; and a shared one, as all there
+    /// are to a heap in its tables come from the one that was handed out when it opened.
     ///
     /// # Safety
     ///
     /// The heap is neither used again nor dropped.
-    pub(crate) unsafe fn end(&mut self) -> S {
-        self.give_up();
-        // SAFETY: read once (the caller's promise). What else is in the heap has no drop; it would leak.
-        unsafe { core::ptr::read(&raw const self.source) }
+    pub(crate) unsafe fn end(&self) -> S {
+        // SAFETY: the heap is not used again, and read once. What else is in it has no drop; it would leak.
+        unsafe {
+            self.give_up();
+            core::ptr::read(&raw const self.source)
+        }
     }
 
-    fn give_up(&mut self) {
-        // SAFETY: `&mut self`: no run, handle or table is in use any more. Both reservations are what `reserve`
-        // returned, and are given up once: a table has no drop, and nothing below touches one.
+    /// # Safety
+    ///
+    /// No run, handle or table is in use any more, or ever will be; the source may be used once more, or dropped.
+    unsafe fn give_up(&self) {
+        // SAFETY: as promised. Both reservations are what `reserve` returned, and are given up once: a table has no
+        // drop, and nothing below touches one.
         unsafe {
             self.source.unreserve(Purpose::Pages, self.pages);
             self.source.unreserve(Purpose::Metadata, self.metadata.reservation());
@@ -44,7 +51,7 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     ///
     /// As for [`end`](Self::end). The users of those pages will not need the heap for them again, and do not need the
     /// source.
-    pub(crate) unsafe fn abandon(&mut self) -> S {
+    pub(crate) unsafe fn abandon(&self) -> S {
         self.scavenge(PageCount(usize::MAX));
         let grown = self.set.grown();
         let used = (grown - self.set.free_at_end(grown)) << G::PAGE_SHIFT;

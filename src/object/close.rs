@@ -23,11 +23,11 @@ impl<S: Source + 'static> Objects<S> {
     /// `heap` is the address of a heap of this type. Nobody uses it, its tables or its threads' structures now, or
     /// ever will.
     pub unsafe fn abandon(heap: NonNull<()>) {
-        let mut this = heap.cast::<Self>();
-        // SAFETY: as promised, it has been a heap until now, and nobody else has a reference; it is not used after its
-        // tables, in which it lies, have been given up. The source stays: it may be of the library's code.
+        let this = heap.cast::<Self>();
+        // SAFETY: as promised, it has been a heap until now; it is not used after its tables, in which it lies, have
+        // been given up. The source stays: it may be of the library's code.
         unsafe {
-            let objects = this.as_mut();
+            let objects = this.as_ref();
             objects.settle_up();
             // Entries that say nothing of a free page are not worth a call each now.
             objects.heap.driver().forget_beside();
@@ -42,11 +42,11 @@ impl<S: Source + 'static> Objects<S> {
     /// # Safety
     ///
     /// Nobody uses the heap, its tables, its threads' structures or its blocks now, or ever will.
-    pub unsafe fn close(mut this: NonNull<Self>) {
+    pub unsafe fn close(this: NonNull<Self>) {
         // SAFETY: as promised; the heap is not used after its tables, in which it lies, have been given up. That is
         // after what was reserved after them, so that a source which stacks reservations has the room again at once.
         unsafe {
-            let objects = this.as_mut();
+            let objects = this.as_ref();
             // Pages of the heap's go back with all others.
             _ = objects.commons.give_others(objects.heap.source());
             let tables = objects.tables.reservation();
