@@ -121,7 +121,7 @@ const CACHES: usize = 1 << 14;
 ///
 /// **Not in signal handlers.** The heap is not async-signal-safe: do not allocate or free in a signal handler or, in a
 /// kernel, in an interrupt handler. Nor may a signal handler call `fork`: the handlers of forks wait for the heap's
-/// locks, one of which the thread that was interrupted may hold. (`_Fork`, `vfork` and `posix_spawn` do not call them.)
+/// locks, one of which the thread that was interrupted may hold. (POSIX has `_Fork` for this, which calls no handlers.)
 ///
 /// # What it promises
 ///

@@ -124,30 +124,21 @@ impl<S: Source, G: Shape> Room<S, G> {
     ///
     /// The place is aligned, valid for writes, and nobody else's.
     pub(crate) unsafe fn write(self, place: *mut PageHeap<S, G>) {
-        let Self {
-            pages,
-            metadata,
-            capacity,
-            calls,
-            config,
-            source,
-            shape: _,
-        } = self;
         // SAFETY: the place is the caller's promise. `drop` gives the reservation back after the tables are gone, and
         // this is the only call of `tables`. Pages are accessed only below `grown`, and slots only below `lent` or
         // `shards`; those are raised only after `cover` and `cover_slots`; `reserve` has covered the shards' slots.
         unsafe {
-            let (free, scavenged, tree, chunks, slots) = metadata.tables::<G>();
+            let (free, scavenged, tree, chunks, slots) = self.metadata.tables::<G>();
             write_fields!(
                 place,
                 PageHeap {
                     set: FreeSet::new(free, scavenged, tree),
                     slots,
-                    shards: config.shards,
-                    base: pages.base,
-                    capacity,
-                    phase: pages.base.addr().get() >> G::PAGE_SHIFT,
-                    limit: AtomicUsize::new(config.limit.pages(G::PAGE_SHIFT).min(capacity)),
+                    shards: self.config.shards,
+                    base: self.pages.base,
+                    capacity: self.capacity,
+                    phase: self.pages.base.addr().get() >> G::PAGE_SHIFT,
+                    limit: AtomicUsize::new(self.config.limit.pages(G::PAGE_SHIFT).min(self.capacity)),
                     lock: Lock::new(),
                     lending: Lock::new(),
                     prepared: AtomicUsize::new(0),
@@ -158,14 +149,14 @@ impl<S: Source, G: Shape> Room<S, G> {
                     flush_calls: AtomicU32::new(0),
                     scavengers: Turnstile::new(),
                     movers: Turnstile::new(),
-                    driver: Driver::new(chunks, config.soft_limit.pages(G::PAGE_SHIFT)),
+                    driver: Driver::new(chunks, self.config.soft_limit.pages(G::PAGE_SHIFT)),
                     doubtful: AtomicU32::new(0),
-                    lazily: config.lazily,
-                    patient: config.patient,
-                    counters: Counters::of(&calls),
-                    pages,
-                    metadata,
-                    source,
+                    lazily: self.config.lazily,
+                    patient: self.config.patient,
+                    counters: Counters::of(&self.calls),
+                    pages: self.pages,
+                    metadata: self.metadata,
+                    source: self.source,
                 }
             );
         }

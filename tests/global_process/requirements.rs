@@ -390,6 +390,15 @@ fn depth(start: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void) -> usize 
     BYTES - stack.iter().take_while(|&&byte| byte == 0xa5).count()
 }
 
+#[track_caller]
+fn takes_at_most(start: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void, bytes: usize) {
+    let (with, without) = (depth(start), depth(nothing));
+    assert!(
+        with <= without + bytes,
+        "{with} bytes, of which {without} are the C library's"
+    );
+}
+
 /// Requirement 24: the deepest path.
 #[test]
 #[cfg_attr(any(debug_assertions, feature = "checks"), ignore = "about the build that ships")]
@@ -410,11 +419,7 @@ fn the_deepest_path_takes_four_kibibytes_of_stack() {
     if !is_child() {
         return assert!(run("requirements::the_deepest_path_takes_four_kibibytes_of_stack"));
     }
-    let (with, without) = (depth(start), depth(nothing));
-    assert!(
-        with <= without + (4 << 10),
-        "{with} bytes, of which {without} are the C library's"
-    );
+    takes_at_most(start, 4 << 10);
 }
 
 /// Requirement 24: the call that opens a heap, of each kind.
@@ -442,15 +447,9 @@ fn a_heap_opens_on_eight_kibibytes_of_stack() {
     if !is_child() {
         return assert!(run("requirements::a_heap_opens_on_eight_kibibytes_of_stack"));
     }
-    let without = depth(nothing);
-    let kinds: [(_, extern "C" fn(_) -> _); 3] = [("GlobalHeap", global), ("Heap", value), ("ProcessHeap", process)];
-    for (kind, start) in kinds {
-        let with = depth(start);
-        assert!(
-            with <= without + (8 << 10),
-            "{kind}: {with} bytes, of which {without} are the C library's"
-        );
-    }
+    takes_at_most(global, 8 << 10);
+    takes_at_most(value, 8 << 10);
+    takes_at_most(process, 8 << 10);
 }
 
 /// Requirement 24: a snapshot, which has 8 KiB itself, and is copied once by some compilations.
@@ -464,11 +463,7 @@ fn a_snapshot_takes_twenty_kibibytes_of_stack() {
     if !is_child() {
         return assert!(run("requirements::a_snapshot_takes_twenty_kibibytes_of_stack"));
     }
-    let (with, without) = (depth(start), depth(nothing));
-    assert!(
-        with <= without + (20 << 10),
-        "{with} bytes, of which {without} are the C library's"
-    );
+    takes_at_most(start, 20 << 10);
 }
 
 /// Requirement 26: twenty seconds in a full run.

@@ -143,12 +143,19 @@ fn least_by_glibc() -> usize {
     if cfg!(miri) {
         return 0;
     }
-    // SAFETY: a zero-terminated name. If there is such a function, it has this signature; it reads from the attributes
-    // at most their size, and null stands for the default ones.
+    type Function = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
+    let mut attributes = MaybeUninit::uninit();
+    // SAFETY: a zero-terminated name; null, or glibc's function, which has this signature. Attributes that are
+    // initialised, used and destroyed.
     unsafe {
         let function = libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr());
-        type Function = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
-        core::mem::transmute::<*mut c_void, Option<Function>>(function).map_or(0, |function| function(ptr::null()))
+        let function = core::mem::transmute::<*mut c_void, Option<Function>>(function);
+        if libc::pthread_attr_init(attributes.as_mut_ptr()) != 0 {
+            return 0;
+        }
+        let bytes = function.map_or(0, |function| function(attributes.as_ptr()));
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        bytes
     }
 }
 
