@@ -10,10 +10,9 @@ use std::sync::mpsc;
 use std::thread;
 
 use child::is_one as is_child;
-use common::bytes::all_are;
 use common::is_full;
 #[cfg(unix)]
-use common::{addresses, by_width};
+use common::{addresses, by_width, bytes::all_are};
 use pageheap::GlobalHeap;
 
 #[path = "../common/mod.rs"]
