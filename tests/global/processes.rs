@@ -1,6 +1,6 @@
 //! Tests that need a process of their own.
 
-use std::process::{Command, Output};
+use std::process::Command;
 
 use pageheap::source::System;
 use pageheap::{Config, Heap};
@@ -13,7 +13,8 @@ fn child(name: &str) -> Command {
     child::command(&format!("processes::{name}"))
 }
 
-fn run(name: &str) -> Output {
+#[cfg(any(unix, not(feature = "checks")))]
+fn run(name: &str) -> std::process::Output {
     child::output(&mut child(name))
 }
 

@@ -145,7 +145,7 @@ fn a_heap_that_cannot_grow_is_full() {
 /// empty, and becomes the spare of its class.
 #[test]
 #[cfg_attr(windows, ignore = "no holes where pages are committed")]
-#[cfg_attr(feature = "checks", ignore = "seals take room")]
+#[cfg_attr(all(feature = "checks", not(windows)), ignore = "seals take room")]
 fn pages_that_come_home_while_somebody_looks_for_them_are_found() {
     const LONG: Layout = Layout::new::<[u8; 90 << 10]>();
     for last in 0..6 {
