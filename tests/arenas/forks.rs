@@ -1,6 +1,7 @@
 //! New arenas in the child of a fork, while the parent's threads grow the heaps that they stand on.
 
 use std::panic;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -69,12 +70,16 @@ const TIMES: usize = 20;
 /// Forks often, while threads grow both heaps.
 fn fork_beside_growth() {
     let (left, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    // A thread that begins holds a lock of Rust's library for a moment. A child that was made meanwhile would wait for
+    // it for ever, as it starts a thread.
+    let begun = Barrier::new(4);
     // Not both in one thread: that would wait for the fork at the one, and hold no lock of the other.
     let ways: [fn() -> bool; 3] = [|| grow(&HEAP), || grow(ProcessHeap), || grow(ProcessHeap)];
     thread::scope(|scope| {
         for way in ways {
-            let (left, over) = (&left, &over);
+            let (left, over, begun) = (&left, &over, &begun);
             scope.spawn(move || {
+                begun.wait();
                 while !over.load(Ordering::Relaxed) {
                     let take_one = |left: usize| left.checked_sub(1);
                     if left
@@ -88,6 +93,7 @@ fn fork_beside_growth() {
                 }
             });
         }
+        begun.wait();
         let done = (0..250).all(|_| {
             left.store(TIMES, Ordering::Relaxed);
             while left.load(Ordering::Relaxed) == TIMES {
@@ -183,9 +189,9 @@ fn handlers_of_a_fork_may_make_arenas() {
         return runs("forks::handlers_of_a_fork_may_make_arenas");
     }
     let handlers = Some(handler as unsafe extern "C" fn());
-    // SAFETY: a function that stays; it ends a process that hangs.
+    // SAFETY: a function that stays; it ends a process that hangs. (An emulated machine takes more than 100 s.)
     unsafe {
-        libc::alarm(100);
+        libc::alarm(400);
         assert_eq!(libc::pthread_atfork(handlers, handlers, handlers), 0);
     }
     assert!(grow_both());
