@@ -70,11 +70,14 @@ pub(super) struct Load {
 }
 
 impl Load {
+    /// When it returns, all have begun. (One that begins holds a lock of Rust's library for a moment, and a child that
+    /// was made meanwhile would wait for it for ever when it starts a thread.)
     pub(super) fn new(threads: usize) -> Self {
-        let over = Arc::new(AtomicBool::new(false));
+        let (over, begun) = (Arc::new(AtomicBool::new(false)), Arc::new(Barrier::new(threads + 1)));
         let start = |seed: usize| {
-            let over = Arc::clone(&over);
+            let (over, begun) = (Arc::clone(&over), Arc::clone(&begun));
             thread::spawn(move || {
+                begun.wait();
                 let mut round = seed;
                 while !over.load(Ordering::Relaxed) {
                     round += 1;
@@ -87,6 +90,7 @@ impl Load {
             })
         };
         let threads = (0..threads).map(start).collect();
+        begun.wait();
         Self { over, threads }
     }
 }
@@ -166,11 +170,13 @@ fn a_fork_finds_all_structures_that_threads_share() {
     let handlers = Some(handler as unsafe extern "C" fn());
     // SAFETY: functions that stay, and allocate from a heap that may be used in a handler.
     assert_eq!(unsafe { libc::pthread_atfork(handlers, handlers, handlers) }, 0);
-    let over = AtomicBool::new(false);
+    // As in `Load::new`.
+    let (over, begun) = (AtomicBool::new(false), Barrier::new(6));
     thread::scope(|scope| {
         for seed in 0..5 {
-            let over = &over;
+            let (over, begun) = (&over, &begun);
             scope.spawn(move || {
+                begun.wait();
                 let mut round = seed;
                 while !over.load(Ordering::Relaxed) {
                     round += 1;
@@ -181,6 +187,7 @@ fn a_fork_finds_all_structures_that_threads_share() {
                 }
             });
         }
+        begun.wait();
         let forks = if cfg!(debug_assertions) && !is_full() { 20 } else { 150 };
         for round in 0..forks {
             let id = fork(|| {
