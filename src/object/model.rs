@@ -109,7 +109,7 @@ impl Class {
                 (
                     Table::new(NonNull::dangling(), pages),
                     Table::new(NonNull::dangling(), pages * spans::PAGE_FLAGS),
-                    Table::new(NonNull::dangling(), pages),
+                    Table::new(NonNull::dangling(), if span::has_row(class) { pages } else { 0 }),
                 ),
                 Table::new(NonNull::dangling(), 1),
             )
