@@ -73,6 +73,9 @@ suite() {
          END { print passed + 0, failed + 0, proofs + 0 }' "$1.log"
 }
 
+for name in "$@"; do
+    grep -q "^$name " <<<"$programs" || { echo "no program is called $name"; exit 2; }
+done
 mkdir -p "$place"
 wrong=0
 printf '%-20s %10s %22s %22s\n' program version 'system: passed, failed' 'ours: passed, failed'

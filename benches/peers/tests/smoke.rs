@@ -16,23 +16,28 @@ fn end(workload: Child) -> String {
 
 #[test]
 fn every_workload_runs_and_says_what_it_cost() {
-    let list = end(begin(&[]));
+    let said = end(begin(&[]));
+    let (sources, list) = said.split_once('\n').unwrap();
+    let number = sources.strip_prefix("sources ").unwrap();
+    assert!(u64::from_str_radix(number, 16).unwrap() != 0);
     assert!(list.lines().count() > 50, "{list}");
     let begin_few = |line: &str| {
         let [group, name, ops] = line.split(' ').collect::<Vec<_>>()[..] else {
             panic!("not a workload: {line}");
         };
-        let few = (ops.parse::<u64>().unwrap() / 1000).max(1).to_string();
-        (
-            begin(&[name, &few]),
-            format!("group={group} workload={name} ops={few} "),
-        )
+        let few = (ops.parse::<u64>().unwrap() / 1000).max(1);
+        let begun = begin(&[name, &few.to_string()]);
+        (begun, format!("group={group} workload={name} warm_up="), few)
     };
-    let end_few = |(workload, first): (Child, String)| {
+    let end_few = |(workload, first, few): (Child, String, u64)| {
         let said = end(workload);
         for field in [&*first, " user_ns=", " peak_kb="] {
             assert!(said.contains(field), "{first}: {said}");
         }
+        let done = said
+            .split(' ')
+            .find_map(|word| word.strip_prefix("ops=")?.parse::<u64>().ok());
+        assert!(done.unwrap() >= few, "{few} or more: {said}");
     };
     // Those that rest between two teeth do little else: meanwhile the others run.
     let (resting, busy): (Vec<_>, Vec<_>) = list.lines().partition(|line| line.contains(" sawtooth"));

@@ -3,9 +3,11 @@
 //! The marks are calls of `getppid`, which nothing else makes; the meter's own `getrusage` is not counted. A tenth of
 //! the operations is enough, because counts do not jitter as times do.
 
+use super::figures::Run;
 use super::programs::Program;
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 use std::{env, fs, process};
 
 /// Calls by name, per 1,000 operations.
@@ -21,25 +23,18 @@ pub fn possible() -> bool {
     quiet.status().is_ok_and(|status| status.success())
 }
 
-pub fn count(program: &Program, workload: &str, ops: u64) -> Option<Calls> {
+pub fn count(program: &Program, workload: &str, ops: u64, patience: Duration) -> Option<Calls> {
     let log = env::temp_dir().join(format!("pageheap-peers-{}.strace", process::id()));
     let mut command = program.under("strace");
     command.args(["-f", "-qq", "-o"]).arg(&log).arg(&program.path);
-    let traced = command
-        .arg(workload)
-        .arg(ops.to_string())
-        .stdout(Stdio::null())
-        .status();
+    command.arg(workload).arg(ops.to_string());
+    let run = super::run_within(&mut command, patience).and_then(|output| Run::of(&output));
     let text = fs::read_to_string(&log);
     // It does not matter whether the log could be removed.
     let _ = fs::remove_file(&log);
-    let calls = between_marks(&text.ok()?);
-    traced.is_ok_and(|status| status.success()).then(|| {
-        calls
-            .into_iter()
-            .map(|(name, count)| (name, count as f64 * 1000.0 / ops as f64))
-            .collect()
-    })
+    let (calls, ops) = (between_marks(&text.ok()?), run?.ops);
+    let per_thousand = |(name, count)| (name, count as f64 * 1000.0 / ops);
+    Some(calls.into_iter().map(per_thousand).collect())
 }
 
 /// A line is `PID name(arguments) = result`; the second half of an interrupted call begins with `<...`.

@@ -3,10 +3,14 @@
 use super::calls::Calls;
 use super::programs::Workload;
 use std::collections::BTreeMap;
+use std::process::Output;
 
 /// The figures of one run.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
+    /// Operations: before what is measured, and measured.
+    pub warm_up: f64,
+    pub ops: f64,
     /// Processor time, user and system, in nanoseconds per operation: what counts on a shared machine.
     pub cpu_ns: f64,
     pub wall_ns: f64,
@@ -16,6 +20,11 @@ pub struct Run {
 }
 
 impl Run {
+    /// What a program printed, if it ended well.
+    pub fn of(output: &Output) -> Option<Self> {
+        Self::parse(&String::from_utf8_lossy(&output.stdout)).filter(|_| output.status.success())
+    }
+
     /// Parses a line of `name=value`.
     pub fn parse(line: &str) -> Option<Self> {
         let pairs: BTreeMap<&str, &str> = line
@@ -25,6 +34,8 @@ impl Run {
         let figure = |name| pairs.get(name)?.parse::<f64>().ok();
         let ops = figure("ops")?;
         Some(Self {
+            warm_up: figure("warm_up")?,
+            ops,
             cpu_ns: (figure("user_ns")? + figure("system_ns")?) / ops,
             wall_ns: figure("wall_ns")? / ops,
             faults: figure("minor_faults")?,
@@ -34,7 +45,7 @@ impl Run {
     }
 }
 
-/// All runs of one workload on one allocator; none if it failed.
+/// All runs of one workload on one allocator; none if one of them failed.
 #[derive(Clone, Debug, Default)]
 pub struct Cell {
     pub runs: Vec<Run>,
@@ -102,8 +113,10 @@ mod tests {
 
     #[test]
     fn a_line_is_read() {
-        let line = "allocator=x ops=10 wall_ns=300 user_ns=150 system_ns=50 minor_faults=3 peak_kb=7 final_kb=5";
+        let line =
+            "allocator=x warm_up=2 ops=10 wall_ns=300 user_ns=150 system_ns=50 minor_faults=3 peak_kb=7 final_kb=5";
         let run = Run::parse(line).unwrap();
+        assert_eq!((run.warm_up, run.ops), (2.0, 10.0));
         assert_eq!(
             (run.cpu_ns, run.wall_ns, run.faults, run.peak_kb, run.final_kb),
             (20.0, 30.0, 3.0, 7.0, 5.0)

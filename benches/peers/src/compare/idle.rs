@@ -33,7 +33,7 @@ pub const SCENARIOS: &[(&str, &str)] = &[
 ];
 
 /// The measurements of one process.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Track {
     /// Seconds since everything was freed (negative before that), and resident megabytes (10^6 bytes).
     pub points: Vec<(f64, f64)>,
@@ -58,8 +58,9 @@ fn resident_mb(pid: u32) -> Option<f64> {
     Some(pages * 4096.0 / 1e6)
 }
 
-/// Runs one scenario on one allocator.
-pub fn track(program: &Program, scenario: &str, silence: f64) -> Option<Track> {
+/// Runs one scenario on one allocator. `None` if it fails, or takes much longer than the silence.
+pub fn track(program: &Program, scenario: &str, silence: Duration, patience: Duration) -> Option<Track> {
+    let (silence, last) = (silence.as_secs_f64(), Instant::now() + silence + patience);
     let mut command = program.command();
     command
         .args(["idle", scenario, &silence.to_string()])
@@ -73,6 +74,10 @@ pub fn track(program: &Program, scenario: &str, silence: f64) -> Option<Track> {
     });
     let mut seen: Vec<(Instant, f64)> = Vec::new();
     while child.try_wait().ok()?.is_none() {
+        if Instant::now() > last {
+            child.kill().and_then(|()| child.wait()).ok()?;
+            return None;
+        }
         seen.extend(
             resident_mb(child.id())
                 .map(|size| (Instant::now(), size))
@@ -108,14 +113,19 @@ pub fn track(program: &Program, scenario: &str, silence: f64) -> Option<Track> {
 pub struct Scene {
     pub scenario: &'static str,
     pub about: &'static str,
-    pub tracks: Vec<Track>,
+    /// `None`: it failed.
+    pub tracks: Vec<Option<Track>>,
 }
 
-pub fn scenes(programs: &[Program], silence: f64) -> Vec<Scene> {
+pub fn scenes(programs: &[Program], silence: Duration, patience: Duration) -> Vec<Scene> {
     let scene = |&(scenario, about)| {
         let tracks = programs.iter().map(|program| {
             eprint!("\ridle {scenario}: {:16}", program.allocator);
-            track(program, scenario, silence).unwrap_or_default()
+            let track = track(program, scenario, silence, patience);
+            if track.is_none() {
+                eprintln!("\n{} failed", program.allocator);
+            }
+            track
         });
         Scene {
             scenario,
@@ -145,6 +155,10 @@ pub fn text(names: &[String], scenes: &[Scene]) -> String {
         )
         .expect("a string");
         for (name, track) in names.iter().zip(tracks) {
+            let Some(track) = track else {
+                writeln!(text, "{name:14}    failed").expect("a string");
+                continue;
+            };
             write!(text, "{name:14}").expect("a string");
             for size in [
                 track.peak(),
@@ -165,7 +179,7 @@ pub fn csv(names: &[String], scenes: &[Scene]) -> String {
     let mut text = String::from("scenario,allocator,seconds_since_freed,resident_mb\n");
     for scene in scenes {
         for (name, track) in names.iter().zip(&scene.tracks) {
-            for (at, size) in thinned(&track.points) {
+            for (at, size) in track.iter().flat_map(|track| thinned(&track.points)) {
                 writeln!(text, "{},{name},{at:.2},{size:.2}", scene.scenario).expect("a string");
             }
         }
@@ -197,7 +211,11 @@ pub fn svg(names: &[String], scene: &Scene) -> String {
             .filter(|point| point.0 > -1.0)
             .collect()
     };
-    let lines: Vec<Vec<(f64, f64)>> = scene.tracks.iter().map(recent).collect();
+    let lines = scene
+        .tracks
+        .iter()
+        .map(|track| track.as_ref().map_or(Vec::new(), recent));
+    let lines: Vec<Vec<(f64, f64)>> = lines.collect();
     let title = format!("Resident size after {}", scene.about);
     chart::lines(
         &title,

@@ -1,38 +1,35 @@
 //! Counts instructions per operation with `callgrind`: the same in every run, whatever else the machine does.
 //!
-//! A workload is run twice, with a hundredth and with a fiftieth of its operations. The difference is the cost of the
-//! operations; starting and warming up cancel out.
+//! A workload is run twice, with a hundredth of its operations, or as many as it does at once, and with twice as many.
+//! The difference is the cost of the operations; starting cancels out. (Of fill and thin that is the filling alone.)
 
+use super::figures::Run;
 use super::programs::{Program, Workload};
-use std::process::Stdio;
+use std::time::Duration;
 
 /// A workload with fewer operations than this has operations too large for a simulated processor.
 const LEAST_OPS: u64 = 500_000;
 
-/// The share of the operations with which a workload warms up; these are counted too.
-const WARM_UP: f64 = 1.0 / 8.0;
-
-pub fn count(program: &Program, workload: &Workload) -> Option<f64> {
+pub fn count(program: &Program, workload: &Workload, patience: Duration) -> Option<f64> {
     if workload.ops < LEAST_OPS {
         return None;
     }
-    let (few, many) = (workload.ops / 100, workload.ops / 50);
-    let more = collected(program, &workload.name, many)?.checked_sub(collected(program, &workload.name, few)?)?;
-    Some(more as f64 / ((many - few) as f64 * (1.0 + WARM_UP)))
+    let counted = |ops| collected(program, &workload.name, ops, patience);
+    let (few, least) = counted(workload.ops / 100)?;
+    let (many, most) = counted(2 * few.ops as u64)?;
+    // What warms it up is counted too.
+    let ops = many.ops + many.warm_up - few.ops - few.warm_up;
+    Some(most.checked_sub(least)? as f64 / ops)
 }
 
-fn collected(program: &Program, workload: &str, ops: u64) -> Option<u64> {
+/// What was done, and by how many instructions.
+fn collected(program: &Program, workload: &str, ops: u64, patience: Duration) -> Option<(Run, u64)> {
     let mut command = program.under("valgrind");
     command
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(&program.path);
-    let output = command
-        .arg(workload)
-        .arg(ops.to_string())
-        .stdout(Stdio::null())
-        .output()
-        .ok()?;
-    parse(&String::from_utf8_lossy(&output.stderr)).filter(|_| output.status.success())
+    let output = super::run_within(command.arg(workload).arg(ops.to_string()), patience)?;
+    Some((Run::of(&output)?, parse(&String::from_utf8_lossy(&output.stderr))?))
 }
 
 /// Parses the line `==PID== Collected : 12345`.

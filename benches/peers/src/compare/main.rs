@@ -28,13 +28,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 use table::{INSTRUCTIONS, LEAST, Results, TIME};
 
+/// How much longer a run may take under a tool that counts.
+const TOOLS: u32 = 10;
+
 /// Of two allocators, how fast the first should be at least, relative to the second.
 const AIM: f64 = 0.98;
 
 fn run(program: &Program, workload: &str, patience: Duration) -> Option<Run> {
     let mut command = program.command();
-    let output = output_within(command.arg(workload), patience)?;
-    let run = Run::parse(&String::from_utf8_lossy(&output.stdout)).filter(|_| output.status.success());
+    let output = run_within(command.arg(workload), patience)?;
+    let run = Run::of(&output);
     if run.is_none() {
         let words = String::from_utf8_lossy(&output.stderr);
         eprintln!(
@@ -48,7 +51,7 @@ fn run(program: &Program, workload: &str, patience: Duration) -> Option<Run> {
 }
 
 /// What the command printed; `None`, reported on the terminal, if it took too long and was killed.
-fn output_within(command: &mut Command, patience: Duration) -> Option<Output> {
+fn run_within(command: &mut Command, patience: Duration) -> Option<Output> {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.expect("a program that was built can run");
     let end = Instant::now() + patience;
@@ -63,8 +66,11 @@ fn output_within(command: &mut Command, patience: Duration) -> Option<Output> {
     Some(child.wait_with_output().expect("it has ended"))
 }
 
-fn compare(options: &Options, programs: &[Program], missing: Vec<(String, String)>) -> Results {
-    let chosen = programs::workloads(&programs[0]).into_iter();
+/// A cell of which a run failed stays empty: what is left of it would be its better runs.
+fn compare(options: &Options, programs: &[Program], missing: Vec<(String, String)>) -> Result<Results, String> {
+    let known = programs::workloads(&programs[0]);
+    options.check_names(&known)?;
+    let chosen = known.into_iter();
     let chosen = chosen.filter(|workload| options.wants(&workload.group, &workload.name));
     let empty = vec![Cell::default(); programs.len()];
     let mut rows: Vec<Row> = chosen
@@ -86,11 +92,17 @@ fn compare(options: &Options, programs: &[Program], missing: Vec<(String, String
             }
         }
     }
+    for cell in rows.iter_mut().flat_map(|row| &mut row.cells) {
+        if cell.runs.len() < options.rounds {
+            cell.runs.clear();
+        }
+    }
+    let patience = TOOLS * options.patience;
     if options.calls && calls::possible() {
         for row in &mut rows {
             eprint!("\rsystem calls: {:32}", row.workload.name);
             for (cell, program) in row.cells.iter_mut().zip(programs) {
-                cell.calls = calls::count(program, &row.workload.name, (row.workload.ops / 10).max(1));
+                cell.calls = calls::count(program, &row.workload.name, (row.workload.ops / 10).max(1), patience);
             }
         }
     } else if options.calls {
@@ -100,23 +112,37 @@ fn compare(options: &Options, programs: &[Program], missing: Vec<(String, String
         for row in &mut rows {
             eprint!("\rinstructions: {:32}", row.workload.name);
             for (cell, program) in row.cells.iter_mut().zip(programs) {
-                cell.instructions = instructions::count(program, &row.workload);
+                cell.instructions = instructions::count(program, &row.workload, patience);
             }
         }
     }
     eprintln!();
     let allocators = programs.iter().map(|program| program.allocator.clone()).collect();
-    Results {
+    Ok(Results {
         allocators,
         missing,
         rows,
         distance: distance::text(&trips),
-    }
+    })
 }
 
 fn write(folder: &Path, name: &str, text: &str) -> Result<(), String> {
     let written = fs::create_dir_all(folder).and_then(|()| fs::write(folder.join(name), text));
     written.map_err(|error| format!("{}: {error}", folder.join(name).display()))
+}
+
+/// What the results are of: the tree, and the options.
+fn origin() -> String {
+    let mut command = Command::new("git");
+    let tree = command
+        .args(["describe", "--always", "--dirty"])
+        .current_dir(programs::folder())
+        .output();
+    let tree = tree.map_or(String::new(), |output| {
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    });
+    let options: Vec<String> = std::env::args().skip(1).collect();
+    format!("\nTree {tree}: compare {}\n", options.join(" "))
 }
 
 /// The terminal gets tables; the folder of `--out` gets the tables, their figures as CSV, and charts.
@@ -127,11 +153,11 @@ fn report(options: &Options) -> Result<(), String> {
     }
     if let Some(silence) = options.idle {
         let names: Vec<String> = programs.iter().map(|program| program.allocator.clone()).collect();
-        let scenes = idle::scenes(&programs, silence);
+        let scenes = idle::scenes(&programs, silence, options.patience);
         let text = idle::text(&names, &scenes);
         print!("{text}");
         let Some(folder) = &options.out else { return Ok(()) };
-        write(folder, "idle.txt", &text)?;
+        write(folder, "idle.txt", &(text + &origin()))?;
         write(folder, "idle.csv", &idle::csv(&names, &scenes))?;
         return scenes.iter().try_for_each(|scene| {
             write(
@@ -141,21 +167,21 @@ fn report(options: &Options) -> Result<(), String> {
             )
         });
     }
-    let results = compare(options, &programs, missing);
+    let results = compare(options, &programs, missing)?;
     print!("{}{}", results.text(TIME), results.text(LEAST));
+    if options.instructions {
+        print!("{}", results.text(INSTRUCTIONS));
+    }
     println!("{}", results.distance);
     if let [_, _] = results.allocators[..] {
         let text = paired::text(&results.allocators, &results.rows, AIM);
         print!("{text}");
         if let Some(folder) = &options.out {
-            return write(folder, "paired.txt", &text);
+            return write(folder, "paired.txt", &(text + &origin()));
         }
     }
-    if options.instructions {
-        print!("{}", results.text(INSTRUCTIONS));
-    }
     let Some(folder) = &options.out else { return Ok(()) };
-    write(folder, "peers.md", &results.markdown())?;
+    write(folder, "peers.md", &(results.markdown() + &origin()))?;
     write(folder, "peers.csv", &results.csv())?;
     results
         .pictures()

@@ -1,6 +1,6 @@
 //! The command line's options.
 
-use super::programs::{ALLOCATORS, VARIANTS};
+use super::programs::{ALLOCATORS, VARIANTS, Workload};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub struct Options {
     pub groups: Vec<String>,
     pub workloads: Vec<String>,
     pub rounds: usize,
-    /// The longest a run may take. If one takes longer, its cell stays empty, and the terminal says so.
+    /// The longest a run may take. If one takes longer, or fails, its cell stays empty, and the terminal says so.
     pub patience: Duration,
     /// The programs exist: build none.
     pub built: bool,
@@ -37,8 +37,8 @@ pub struct Options {
     pub calls: bool,
     /// Count instructions too.
     pub instructions: bool,
-    /// Run the idle test instead, with this many seconds of silence.
-    pub idle: Option<f64>,
+    /// Run the idle test instead, with so much silence.
+    pub idle: Option<Duration>,
     /// Where the results go, besides the terminal.
     pub out: Option<PathBuf>,
 }
@@ -66,7 +66,7 @@ impl Options {
                 "--workloads" => options.workloads = list(value()?),
                 "--rounds" => options.rounds = value()?.parse().map_err(|_| "--rounds needs a number")?,
                 "--patience" => options.patience = seconds(&value()?).ok_or("--patience needs seconds")?,
-                "--idle" => options.idle = Some(value()?.parse().map_err(|_| "--idle needs seconds")?),
+                "--idle" => options.idle = Some(seconds(&value()?).ok_or("--idle needs seconds")?),
                 "--built" => options.built = true,
                 "--calls" => options.calls = true,
                 "--instructions" => options.instructions = true,
@@ -86,7 +86,25 @@ impl Options {
         unknown.map_or(Ok(()), |name| {
             Err(format!("no allocator is called {name} (--help lists them)"))
         })?;
+        if options.rounds == 0 {
+            return Err("--rounds needs a number above zero".to_owned());
+        }
         Ok(options)
+    }
+
+    /// Refuses groups and workloads that are none: a word misspelt would leave rows out of the means.
+    pub fn check_names(&self, known: &[Workload]) -> Result<(), String> {
+        let group = |name: &&String| !known.iter().any(|workload| workload.group == **name);
+        let workload = |name: &&String| !known.iter().any(|workload| workload.name == **name);
+        if let Some(name) = self.groups.iter().find(group) {
+            return Err(format!("no group is called {name} (--help lists them)"));
+        }
+        let unknown = self.workloads.iter().find(workload);
+        unknown.map_or(Ok(()), |name| {
+            Err(format!(
+                "no workload is called {name} (target/peers/pageheap lists them)"
+            ))
+        })
     }
 
     pub fn wants(&self, group: &str, workload: &str) -> bool {
@@ -118,7 +136,18 @@ mod tests {
         for name in allocators.chain(VARIANTS.iter().map(|(name, _)| *name)) {
             assert!(USAGE.contains(name), "{name} is not in the help");
         }
-        for wrong in "--rounds|--rounds x|--patience -1|--what|--allocators nobody".split('|') {
+        let known = [("a", "x"), ("b", "y")].map(|(group, name)| Workload {
+            group: group.to_owned(),
+            name: name.to_owned(),
+            ops: 1,
+        });
+        assert!(options.check_names(&known).is_ok());
+        for wrong in ["--groups a,c", "--groups x", "--workloads x,z", "--workloads a"] {
+            assert!(parse(wrong).unwrap().check_names(&known).is_err(), "{wrong}");
+        }
+        for wrong in
+            "--rounds|--rounds x|--rounds 0|--idle -1|--idle nan|--patience -1|--what|--allocators nobody".split('|')
+        {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -61,7 +61,7 @@ pub fn folder() -> &'static Path {
 }
 
 /// The programs of these allocators; builds them, unless `built` says that they exist. Those that do not build are
-/// returned with the compiler's last words.
+/// returned with the compiler's last words, and those that were built from other sources than the first.
 pub fn programs(allocators: &[String], built: bool) -> (Vec<Program>, Vec<(String, String)>) {
     let place = folder().join("target/peers");
     fs::create_dir_all(&place).expect("the target folder can be written");
@@ -89,11 +89,30 @@ pub fn programs(allocators: &[String], built: bool) -> (Vec<Program>, Vec<(Strin
             Err(reason) => missing.push(((*allocator).to_owned(), reason)),
         }
     }
+    let sources: Vec<Option<String>> = programs.iter().map(sources).collect();
+    let mut alike = sources.iter().map(|own| *own == sources[0]);
+    programs.retain(|program: &Program| {
+        let is_alike = alike.next().unwrap_or(false);
+        if !is_alike {
+            let reason = "it was built from other workloads: build it again".to_owned();
+            missing.push((program.allocator.clone(), reason));
+        }
+        is_alike
+    });
     (programs, missing)
+}
+
+/// The number of the sources that a program was built from, as it prints it first.
+fn sources(program: &Program) -> Option<String> {
+    let output = program.command().output().expect("a program that was built can run");
+    let text = String::from_utf8_lossy(&output.stdout);
+    Some(text.lines().next()?.strip_prefix("sources ")?.to_owned())
 }
 
 fn build(feature: &str, to: &Path) -> Result<(), String> {
     eprintln!("building {}", to.file_name().unwrap_or_default().to_string_lossy());
+    // One of before must not stand in for it.
+    let _ = fs::remove_file(to);
     let output = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args([
             "build",

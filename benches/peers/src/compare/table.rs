@@ -78,15 +78,14 @@ impl Results {
     /// An allocator's figure in a row over the best of the others.
     fn ratio(&self, row: &Row, allocator: usize, measure: Measure) -> Option<f64> {
         let own = (measure.of)(row.cells.get(allocator)?)?;
-        let ratio = own / row.best_other(allocator, measure.of)?.1;
-        ratio.is_finite().then_some(ratio).filter(|ratio| *ratio > 0.0)
+        known(own / row.best_other(allocator, measure.of)?.1)
     }
 
     /// Ours over the better of the two mimallocs.
     fn to_mimalloc(&self, row: &Row, measure: Measure) -> Option<f64> {
         let figure = |name| (measure.of)(row.cells.get(self.index(name)?)?);
         let theirs = ["mimalloc2", "mimalloc3"].into_iter().filter_map(figure);
-        Some(figure(OURS)? / theirs.min_by(f64::total_cmp)?)
+        known(figure(OURS)? / theirs.min_by(f64::total_cmp)?)
     }
 
     /// A line for each workload, and the geometric means of each allocator over the best of the others.
@@ -108,12 +107,23 @@ impl Results {
             line.push(spread.map_or("-".to_owned(), |spread| format!("{:.0} %", 100.0 * spread)));
             grid.push(line);
         }
-        let mean = |allocator| geometric_mean(self.rows.iter().filter_map(|row| self.ratio(row, allocator, measure)));
         let mut last = vec!["geometric mean".to_owned()];
-        last.extend((0..self.allocators.len()).map(|allocator| figure(mean(allocator))));
+        last.extend((0..self.allocators.len()).map(|allocator| self.mean(allocator, measure)));
         last.extend(["", "", "", ""].map(str::to_owned));
         grid.push(last);
         grid
+    }
+
+    /// The geometric mean over the best of the others; if rows are left out, in which one of the two is missing or 0,
+    /// with the number of those that are in it.
+    fn mean(&self, allocator: usize, measure: Measure) -> String {
+        let ratios = || self.rows.iter().filter_map(|row| self.ratio(row, allocator, measure));
+        let mean = figure(geometric_mean(ratios()));
+        match ratios().count() {
+            0 => mean,
+            count if count == self.rows.len() => mean,
+            count => format!("{mean} ({count} rows)"),
+        }
     }
 
     /// A table for a terminal.
@@ -202,6 +212,11 @@ impl Results {
     }
 }
 
+/// A ratio, unless one of its figures is 0.
+fn known(ratio: f64) -> Option<f64> {
+    (ratio.is_finite() && ratio > 0.0).then_some(ratio)
+}
+
 /// For machines.
 fn number(value: Option<f64>) -> String {
     value.map_or(String::new(), |value| {
@@ -265,6 +280,22 @@ mod tests {
                 .text(TIME)
                 .contains("talc: could not be built here: no compiler")
         );
+    }
+
+    #[test]
+    fn a_mean_says_what_it_leaves_out() {
+        let mut results = results();
+        let (mut second, mut third) = (results.rows[0].cells.clone(), results.rows[0].cells.clone());
+        second[1].runs[0].cpu_ns = 0.0;
+        third[2].runs.clear();
+        for cells in [second, third] {
+            let workload = results.rows[0].workload.clone();
+            results.rows.push(Row { workload, cells });
+        }
+        let lines: Vec<Vec<String>> = results.grid(TIME);
+        // 3 over 2, over 0 and over 2; 6 over 2, over 0, and missing.
+        assert_eq!(lines[2][4..7], ["-", "mimalloc2", "-"]);
+        assert_eq!(lines[4][1..4], ["1.50 (2 rows)", "0.67 (2 rows)", "3.00 (1 rows)"]);
     }
 
     #[test]

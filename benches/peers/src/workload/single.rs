@@ -1,7 +1,7 @@
 //! Single-threaded workloads on bare blocks.
 
 use super::Work;
-use super::block::Block;
+use super::block::{ALIGN, Block};
 use super::random::Random;
 use std::hint::black_box;
 use std::thread;
@@ -62,13 +62,14 @@ pub fn shrink(room: usize, bytes: usize) -> Work {
     })
 }
 
-/// A tight pair of changing size: 1 B to 1 MiB, every power of two equally likely. The sizes are made beforehand.
+/// A tight pair of changing size: 8 B to 1 MiB, every power of two equally likely, but the least as likely as all that
+/// would be below it. The sizes are made beforehand.
 pub fn sweep() -> Work {
     let mut random = Random::new(7);
     let sizes: Vec<usize> = (0..8192)
         .map(|_| {
             let power = random.below(20);
-            random.between(1 << power, 2 << power)
+            random.between(1 << power, 2 << power).max(ALIGN)
         })
         .collect();
     let mut slots: Vec<Option<Block>> = (0..32).map(|_| None).collect();
@@ -102,7 +103,8 @@ pub fn mix(slots: &mut [Option<Block>], random: &mut Random, smallest: usize, la
 pub fn bulk(size: usize, count: usize) -> impl FnMut(u64) + Send {
     let mut blocks: Vec<Block> = Vec::with_capacity(count);
     move |ops| {
-        for _ in 0..ops.div_ceil(count as u64) {
+        assert!(ops.is_multiple_of(count as u64));
+        for _ in 0..ops / count as u64 {
             for _ in 0..count {
                 blocks.push(Block::new(size));
             }
@@ -111,9 +113,9 @@ pub fn bulk(size: usize, count: usize) -> impl FnMut(u64) + Send {
     }
 }
 
-/// After the description of `sh6bench`: sizes step up by half and then halve down to one, the smaller the more often.
-/// When the array is full, most of it is freed, half of that in order and half backwards, and a part stays for a
-/// round. An operation is an allocation and its free.
+/// After the description of `sh6bench`: sizes step up by half and then halve down to one, the smaller the more often;
+/// what is below 8 B is a block of 8. When the array is full, most of it is freed, half of that in order and half
+/// backwards, and a part stays for a round. An operation is an allocation and its free.
 #[derive(Debug)]
 pub struct Batches {
     blocks: Vec<Block>,
@@ -146,7 +148,7 @@ impl Batches {
             self.repeat = if self.size < 100 { 250 } else { 50 };
         }
         self.repeat -= 1;
-        self.size
+        self.size.max(ALIGN)
     }
 
     /// Allocates. Returns whether the array is full; the caller then empties it by `let_go`.

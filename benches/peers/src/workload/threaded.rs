@@ -153,7 +153,8 @@ fn handed_over(pairs: usize, batch: usize, size: impl Fn(&mut Random) -> usize +
         if index % 2 == 0 {
             let mut random = Random::new(index as u64 + 5);
             Box::new(move |ops| {
-                for _ in 0..(2 * ops).div_ceil(batch as u64) {
+                assert!((2 * ops).is_multiple_of(batch as u64));
+                for _ in 0..2 * ops / batch as u64 {
                     let blocks = (0..batch).map(|at| {
                         let block = Block::new(size(&mut random));
                         block.fill(at as u8, 128);
@@ -164,7 +165,7 @@ fn handed_over(pairs: usize, batch: usize, size: impl Fn(&mut Random) -> usize +
             })
         } else {
             Box::new(move |ops| {
-                for _ in 0..(2 * ops).div_ceil(batch as u64) {
+                for _ in 0..2 * ops / batch as u64 {
                     drop(queue.receive());
                 }
             })
@@ -182,7 +183,8 @@ pub fn mstress(threads: usize) -> Work {
     let mut sweeper = Random::new(43);
     Box::new(move |ops| {
         let in_round: usize = (0..threads).map(|index| 150 * SCALE * (index % 8 + 1)).sum();
-        for _ in 0..ops.div_ceil(in_round as u64) {
+        assert!(ops.is_multiple_of(in_round as u64));
+        for _ in 0..ops / in_round as u64 {
             let running = (0..threads).map(|index| {
                 let transfers = Arc::clone(&transfers);
                 thread::spawn(move || stress(100 * SCALE * (index % 8 + 1), &transfers, Random::new(index as u64 + 9)))
@@ -238,7 +240,8 @@ pub fn sh8(threads: usize) -> Work {
         let mut batches = Batches::new(FULL);
         Box::new(move |ops| {
             // As many batches from each thread as to each: a round leaves the queues empty.
-            for _ in 0..ops.div_ceil(FULL as u64) {
+            assert!(ops.is_multiple_of(FULL as u64));
+            for _ in 0..ops / FULL as u64 {
                 while !batches.allocate() {}
                 queues[(index + 1) % queues.len()].send(batches.let_go());
                 free_both_ways(queues[index].receive());
