@@ -153,19 +153,14 @@ fn a_program_with_more_rights_than_its_caller_ignores_the_environment() {
         .gid(65534)
         .current_dir("/");
     // Another test's thread may have forked while the copy was open for writing; its child has closed it soon.
-    let is_busy = |output: &std::io::Result<_>| {
-        output
-            .as_ref()
-            .is_err_and(|error| error.raw_os_error() == Some(libc::ETXTBSY))
-    };
-    let mut output = nobody.output();
-    for _ in 0..500 {
-        if !is_busy(&output) {
-            break;
+    let mut tries = 500;
+    let output = loop {
+        match nobody.output() {
+            Err(error) if error.raw_os_error() == Some(libc::ETXTBSY) && tries > 0 => tries -= 1,
+            output => break output,
         }
         thread::sleep(std::time::Duration::from_millis(10));
-        output = nobody.output();
-    }
+    };
     match output {
         Ok(output) => assert!(matches!(output.status.code(), Some(0 | NO_MORE)), "{output:?}"),
         // No such user in this container, or no programs in that folder.

@@ -49,6 +49,17 @@ fn every_workload_runs_and_says_what_it_cost() {
     resting.into_iter().for_each(end_few);
 }
 
+/// The number that tells programs of different sources apart is one of all of them.
+#[test]
+fn every_source_is_in_the_number() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/workload");
+    let main = std::fs::read_to_string(format!("{folder}/main.rs")).unwrap();
+    for file in std::fs::read_dir(folder).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        assert!(main.contains(&format!("include_str!(\"{name}\")")), "{name}");
+    }
+}
+
 #[test]
 fn a_silence_begins_when_all_is_freed() {
     let said = end(begin(&["idle", "asleep", "0.01"]));

@@ -15,7 +15,7 @@ compare --idle SECONDS [OPTION]...  the idle test instead: free all memory, and 
                       sawtooth
   --workloads V,W     only these, or these too (target/peers/pageheap lists them)
   --rounds N          runs of each workload on each allocator (3)
-  --patience SECONDS  the longest a run may take (60)
+  --patience SECONDS  the longest a run may take (60); ten times as long if it is counted
   --built             build nothing: use what was built before
   --calls             count system calls too (strace)
   --instructions      count instructions too (callgrind)
@@ -94,17 +94,19 @@ impl Options {
 
     /// Refuses groups and workloads that are none: a word misspelt would leave rows out of the means.
     pub fn check_names(&self, known: &[Workload]) -> Result<(), String> {
-        let group = |name: &&String| !known.iter().any(|workload| workload.group == **name);
-        let workload = |name: &&String| !known.iter().any(|workload| workload.name == **name);
-        if let Some(name) = self.groups.iter().find(group) {
-            return Err(format!("no group is called {name} (--help lists them)"));
+        for name in &self.groups {
+            if known.iter().all(|workload| workload.group != *name) {
+                return Err(format!("no group is called {name} (--help lists them)"));
+            }
         }
-        let unknown = self.workloads.iter().find(workload);
-        unknown.map_or(Ok(()), |name| {
-            Err(format!(
-                "no workload is called {name} (target/peers/pageheap lists them)"
-            ))
-        })
+        for name in &self.workloads {
+            if known.iter().all(|workload| workload.name != *name) {
+                return Err(format!(
+                    "no workload is called {name} (target/peers/pageheap lists them)"
+                ));
+            }
+        }
+        Ok(())
     }
 
     pub fn wants(&self, group: &str, workload: &str) -> bool {

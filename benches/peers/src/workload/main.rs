@@ -177,14 +177,16 @@ workloads! {
 
 /// A number of the workloads' sources and of the libraries they use: programs are compared only if they have the same.
 fn sources() -> u64 {
-    const SOURCES: [&str; 11] = [
+    const SOURCES: [&str; 13] = [
         include_str!("../../Cargo.lock"),
+        include_str!("allocator.rs"),
         include_str!("block.rs"),
         include_str!("crew.rs"),
         include_str!("crowds.rs"),
         include_str!("idle.rs"),
         include_str!("item.txt"),
         include_str!("main.rs"),
+        include_str!("meter.rs"),
         include_str!("programs.rs"),
         include_str!("random.rs"),
         include_str!("single.rs"),
