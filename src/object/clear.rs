@@ -19,20 +19,21 @@
 //!
 //! **In vain.** A question was in vain if an eighth or more of the block was in use, or the source does not know.
 //! After one such answer the next block of that size is written without asking; after two in a row the next three,
-//! then seven, and so on up to 255. So a program with dense blocks pays little, for one in 256 of them (8 µs for 1 MiB,
-//! 60 for 64; with every eighth page in use, 800).
+//! then seven, and so on up to 4095. So a program with dense blocks pays little: 8 µs for 1 MiB, 60 for 64 (with every
+//! eighth page in use, 800), ever more rarely.
 //!
 //! **A use that becomes sparse.** A block that is written here is dense the next time, whatever the program does with
-//! it. So when the questions have become that rare, such a block is given back to the source instead, and the next one
-//! of that size asked about at once: what is in use then, the program has written. One block in 257 is faulted in
-//! again.
+//! it. So from 255 left out on, such a block is given back to the source instead, and the next one of that size asked
+//! about at once: what is in use then, the program has written. To fault a block of 1 MiB in again takes as long as to
+//! write 17 to 35 of them; hence the doubling, to one block in 4097 in the end. A program that has become sparse is
+//! found out after 512 blocks, or as many as it had dense ones before, but no more than 4097.
 //!
 //! Cost: a load and a store for a block of 1 MiB or more.
 
 #![forbid(unsafe_code)]
 
 use crate::source::Source;
-use crate::sync::{AtomicU8, Ordering};
+use crate::sync::{AtomicU8, AtomicU16, Ordering};
 use crate::units::PageRun;
 
 use super::Objects;
@@ -45,10 +46,13 @@ const ASKED_BYTES: usize = 1 << 20;
 const WIPED_BYTES: usize = 32 << 20;
 
 /// After vain questions, the number left out is at most two to this power, less one.
-const MOST_FAILURES: u8 = 8;
+const MOST_FAILURES: u8 = 12;
 
-/// Instead of failures: the last block was given back, so that the next question shows what the program has written.
-const FRESH: u8 = MOST_FAILURES + 1;
+/// After this many vain questions in a row a block is given back, and after each that follows.
+const FAILURES_BEFORE_FRESH: u8 = 9;
+
+/// Beside the failures: the last block was given back, so that the next question shows what the program has written.
+const FRESH: u8 = 1 << 7;
 
 /// How many sizes are told apart, by doublings; the last one covers all larger blocks.
 const SIZES: usize = 8;
@@ -64,10 +68,10 @@ pub struct Patience {
 /// For one size. Threads may count concurrently and lose a count: it only says how rarely to ask.
 #[derive(Debug)]
 struct Hope {
-    /// Vain questions in a row, or [`FRESH`].
+    /// Vain questions in a row, apart from those about a fresh block; and [`FRESH`].
     failures: AtomicU8,
     /// How many questions to leave out before the next.
-    waits: AtomicU8,
+    waits: AtomicU16,
 }
 
 impl Patience {
@@ -77,7 +81,7 @@ impl Patience {
             off: !on,
             hopes: core::array::from_fn(|_| Hope {
                 failures: AtomicU8::new(0),
-                waits: AtomicU8::new(0),
+                waits: AtomicU16::new(0),
             }),
         }
     }
@@ -101,13 +105,15 @@ impl Hope {
         // Relaxed, here and below: as in `asks`.
         let failures = match self.failures.load(Ordering::Relaxed) {
             _ if was_sparse => 0,
-            FRESH => MOST_FAILURES,
-            before => before + 1,
+            fresh if fresh & FRESH != 0 => fresh & !FRESH,
+            before if before + 1 < FAILURES_BEFORE_FRESH => before + 1,
+            before => (before + 1).min(MOST_FAILURES) | FRESH,
         };
-        let waits = if failures == FRESH { 0 } else { (1_u16 << failures) - 1 };
+        let is_to_be_fresh = failures & FRESH != 0;
+        let waits = if is_to_be_fresh { 0 } else { (1 << failures) - 1 };
         self.failures.store(failures, Ordering::Relaxed);
-        self.waits.store(waits as u8, Ordering::Relaxed);
-        failures == FRESH
+        self.waits.store(waits, Ordering::Relaxed);
+        is_to_be_fresh
     }
 }
 
@@ -147,17 +153,36 @@ mod tests {
         };
         let asked = |sparse| (0..1000).filter(|_| ask(ASKED_BYTES, sparse)).count();
         assert_eq!(asked(true), 1000);
-        assert_eq!(
-            asked(false),
-            12,
-            "1, 2, 4 … 128 apart, and 256 and 1 by turns from there on"
-        );
+        assert_eq!(asked(false), 10, "1, 2, 4 … 256 apart, and 1");
         assert!(ask(2 * ASKED_BYTES, false), "another size is another matter");
-        assert!((0..=u8::MAX).any(|_| ask(ASKED_BYTES, true)));
+        assert!((0..512).any(|_| ask(ASKED_BYTES, true)));
         assert_eq!(asked(true), 1000);
         assert!(
             ask(usize::MAX, true) && ask(ASKED_BYTES, true),
             "all sizes have a place"
         );
+    }
+
+    /// What has been written is dense to the next question, unless it is given back first.
+    #[test]
+    fn a_use_that_has_become_sparse_is_found_out_after_as_many_blocks_as_were_dense() {
+        for dense in [1, 10, 100, 500, 511, 512, 513, 1000, 2000, 5000, 10_000, 50_000] {
+            let patience = Patience::new(true);
+            let hope = patience.of(ASKED_BYTES);
+            let mut is_fresh = false;
+            let mut use_one = |is_sparse: bool| {
+                hope.asks() && {
+                    let found = is_sparse && is_fresh;
+                    is_fresh = hope.learns(found);
+                    found
+                }
+            };
+            (0..dense).for_each(|_| assert!(!use_one(false)));
+            let blocks = 1 + (0..10_000).take_while(|_| !use_one(true)).count();
+            assert!(
+                blocks <= dense.clamp(512, 4096) + 1,
+                "after {dense} dense ones: {blocks}"
+            );
+        }
     }
 }

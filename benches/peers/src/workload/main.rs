@@ -80,7 +80,7 @@ workloads! {
         "vec-4k" 400_000 single::vec_growth(4 << 10);
         "vec-64m" 4 single::vec_growth(64 << 20);
         "zeroed-1m" 20_000 single::zeroed(1 << 20, 1 << 16);
-        "zeroed-1m-all" 800 single::zeroed(1 << 20, 1 << 12);
+        "zeroed-1m-all" 8_000 single::zeroed(1 << 20, 1 << 12);
         "zeroed-64m" 100 single::zeroed(64 << 20, 1 << 20);
         "fragmentation" 3_000_000 single::fragmentation();
     }
