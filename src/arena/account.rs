@@ -169,6 +169,15 @@ impl<B: Backing> Account<B> {
         }
     }
 
+    /// Refuses a total of `bytes` bytes, which are not there yet, if the backing can never have so many.
+    pub(super) fn may_have(&self, bytes: usize) -> Result<(), ArenaError> {
+        if bytes <= self.backing.most_bytes() {
+            return Ok(());
+        }
+        let layout = Layout::from_size_align(bytes, 1).map_err(|_| ArenaError::too_large::<u8>(bytes))?;
+        Err(self.no_pages(layout))
+    }
+
     /// Adds `bytes` to the reserved bytes if the limit allows; otherwise returns how much it leaves.
     fn reserve(&self, bytes: usize) -> Result<(), usize> {
         // Relaxed, twice: a number by itself.

@@ -271,8 +271,8 @@ impl<B: Backing> Pool<B> {
     /// What it already holds counts, including large blocks, which a reset returns.
     ///
     /// # Errors
-    /// Fails if the memory cannot be obtained: immediately if it exceeds the limit, or the largest possible size;
-    /// otherwise slabs taken so far are kept.
+    /// Fails if the memory cannot be obtained: immediately if it exceeds the limit, what the backing
+    /// [could ever have](Backing::most_bytes), or the largest possible size; otherwise slabs taken so far are kept.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), ArenaError> {
         self.slabs.reserve(bytes)
     }

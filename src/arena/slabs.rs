@@ -130,10 +130,13 @@ impl<B: Backing> Slabs<B> {
     /// Takes slabs until `bytes` bytes are reserved: in one block if possible, if the arena chooses their size.
     ///
     /// # Errors
-    /// Fails if they cannot be had: at once if the limit has no room for them. Slabs taken so far stay.
+    /// Fails if they cannot be had: at once if the limit has no room for them, or the backing can never have so many.
+    /// Slabs taken so far stay.
     pub(super) fn reserve(&mut self, bytes: usize) -> Result<(), ArenaError> {
         self.account.may_reserve(bytes)?;
         while let missing @ 1.. = bytes.saturating_sub(self.account.reserved()) {
+            // Or all there is would be taken. Each time: a heap that opens with the first slab knows no sooner.
+            self.account.may_have(bytes)?;
             let size = if self.slab_bytes == 0 { missing } else { self.slab_bytes };
             let size = size.clamp(LEAST_BYTES, MOST_SLAB_BYTES);
             // If the limit has no room for a whole slab, the requested bytes may still fit.

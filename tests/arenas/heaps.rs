@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pageheap::arena::{Arena, ArenaError, Backing, FreeList, Pool, Reason, ShardedFreeList};
+use pageheap::arena::{Arena, ArenaConfig, ArenaError, Backing, FreeList, Pool, Reason, ShardedFreeList};
 use pageheap::source::System;
 use pageheap::{Config, GlobalHeap, Heap, PageCount, PageUse};
 
@@ -156,6 +156,17 @@ static ASKED: AtomicUsize = AtomicUsize::new(0);
 fn hook(_: Layout) -> bool {
     ASKED.fetch_add(1, Ordering::Relaxed);
     false
+}
+
+/// A heap that is not open yet does not know how much it can ever have; one slab later it does.
+#[test]
+fn a_heap_that_opens_for_an_arena_is_not_used_up_in_vain() {
+    const LIMIT: usize = 16 << 20;
+    static HEAP: GlobalHeap = GlobalHeap::new().reserve(RESERVED).background(false).limit(LIMIT);
+    let config = ArenaConfig::new().slab(PAGE).prealloc(LIMIT + 1);
+    let error = Pool::with_config_in(config, &HEAP).expect_err("a byte more than there is");
+    assert_eq!((error.reason(), error.asked()), (Reason::NoPages, LIMIT + 1));
+    assert!(HEAP.peak_backed() < 1 << 20, "{}", HEAP.peak_backed());
 }
 
 /// What the program keeps but does not use is for arenas, too. The hook is not: it might use the arena that asks.

@@ -49,6 +49,26 @@ fn the_limit_holds_for_slabs_and_large_blocks_together() -> Result<(), ArenaErro
     Ok(())
 }
 
+/// Regression: a pool that was told to take more than its heap can have took one slab after another until nothing was
+/// left, and wrote to each, before it was refused.
+#[test]
+fn what_the_heap_can_never_have_is_refused_before_anything_is_taken() -> Result<(), ArenaError> {
+    const MOST: usize = 1 << 20;
+    let heap = PageHeap::new(System, Config::new(MOST).limit_bytes(MOST)).expect("a heap");
+    let config = ArenaConfig::new().slab(8 << 10);
+    let refused = Pool::with_config_in(config.prealloc(MOST + 1), &heap);
+    let error = refused.expect_err("a byte more than there is");
+    assert_eq!((error.reason(), error.asked()), (Reason::NoPages, MOST + 1));
+    assert_eq!(heap.stats().grown.0, 0, "nothing was taken on the way");
+    let mut pool = Pool::with_config_in(config, &heap)?;
+    pool.alloc(0_u8)?;
+    assert!(pool.reserve(MOST + 1).is_err());
+    assert_eq!(pool.stats().slabs, 1);
+    pool.reserve(MOST)?;
+    assert_eq!(pool.stats().reserved, MOST, "all there is");
+    Ok(())
+}
+
 /// Regression: a pool with slabs of 1 MiB and a lower limit was refused its whole preallocation.
 #[test]
 fn a_limit_below_a_slab_leaves_room_for_what_is_taken_at_once() -> Result<(), ArenaError> {
