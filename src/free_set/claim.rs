@@ -215,7 +215,13 @@ impl<G: Shape> FreeSet<G> {
             if let Some(word) = self.take_word(index) {
                 return Some(word);
             }
-            trail.lost |= !trail.is_promise;
+            if trail.is_promise {
+                // Or every search that comes by would believe the same nodes again.
+                self.correct_all(index / G::CHUNK_WORDS);
+                trail.passes += 1;
+            } else {
+                trail.lost = true;
+            }
             from = (index + 1) * WORD_PAGES;
         }
     }

@@ -133,6 +133,29 @@ fn caches_leave_no_lies_behind_for_a_longer_run() {
     set.check().unwrap();
 }
 
+/// A search for a word passed over what an inner node had promised in vain, and did not correct it: so all later ones
+/// did the same, in each block of a heap that caches had filled.
+#[test]
+fn a_search_for_a_word_corrects_what_it_believed_in_vain() {
+    const BLOCKS: usize = 64;
+    let (set, _) = set(BLOCKS * 8 * 512);
+    (0..BLOCKS * 64).for_each(|_| assert!(set.claim_word().is_some()));
+    assert_ne!(set.summary(3, BLOCKS - 1), Summary::NONE, "claims are lazy");
+    assert!(set.claim_word().is_none());
+    // It begins below the first nodes, and so does not believe them.
+    for (level, index) in (1..BLOCKS)
+        .map(|block| (3, block))
+        .chain((1..BLOCKS / 8).map(|node| (2, node)))
+    {
+        assert_eq!(set.summary(level, index), Summary::NONE, "level {level}, entry {index}");
+    }
+    // The next one has nothing to correct.
+    let before = set.passes();
+    assert!(set.claim_word().is_none());
+    assert_eq!(set.passes(), before);
+    set.check().unwrap();
+}
+
 /// A word given back with gaps made its leaf, and all nodes above, promise one run from its first page to its last.
 #[test]
 fn one_thread_at_a_time_join_is_exact() {
