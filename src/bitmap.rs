@@ -446,9 +446,10 @@ impl Bitmap {
             if now & mask != mask {
                 return Err(mask & !now);
             }
-            // Acquire: sees the last contents and scavenged bits of the pages, released by `give`. Release: keeps the
-            // word one release sequence, so a thread that later claims the other bits still synchronises with their
-            // `give`.
+            // Acquire: sees the last contents and scavenged bits of the pages, released by `give`. (So does a thread
+            // that claims the other bits later: read-modify-writes continue a release sequence.) Release: who finds the
+            // bits gone, by `load` or `chunk`, sees what the taker announced before: its entry into a turnstile, or
+            // that it is at work on a cache. A proof relies on that (`Turnstile::calm`, `PageHeap::look_at_caches`).
             match cell.compare_exchange_weak(now, now & !mask, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(seen) => now = seen,
