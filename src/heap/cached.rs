@@ -33,8 +33,15 @@ use crate::units::{PageCount, PageIndex, PageRun};
 
 use super::{Allocation, FreeError, PageHeap};
 
-/// A cache of pages owned by its holder: it allocates and frees without an atomic read-modify-write, except for one in
-/// 64 pages.
+/// A cache of pages owned by its holder. It allocates and frees without an atomic read-modify-write, except for one
+/// each time that it takes the free pages of a word of 64 from the heap, or gives those of one back: at best one in 64
+/// pages.
+///
+/// What it holds, 128 pages at most, no other thread can have: an allocation elsewhere is refused for want of it. It
+/// goes back when the handle is dropped or [flushed](Self::flush), before it grows the heap or reports that there is no
+/// room, and, once any thread has run out of memory, the next time that the cache cannot serve an allocation. Where the
+/// system has a fence through all threads, [`PageHeap::tick`] and [`PageHeap::release`] take it back as well, unless
+/// its owner is at work on it.
 ///
 /// ```
 /// use pageheap::source::System;

@@ -150,7 +150,8 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
 // SAFETY: to the heap, addresses are numbers; it dereferences them only through tables of atomics. The source must be
 // shareable wherever the heap is shared.
 unsafe impl<S: Source + Send, G: Shape> Send for PageHeap<S, G> {}
-// SAFETY: as above.
+// SAFETY: as above. Of the driver's two cells, one is used only by the thread that holds the turn; the other is set
+// before the heap is shared, and cleared when nobody else uses the heap any more.
 unsafe impl<S: Source + Sync, G: Shape> Sync for PageHeap<S, G> {}
 
 // A panic that is caught leaves the heap consistent: nothing in it unwinds half way. Sources must not unwind
@@ -172,7 +173,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
     /// 1,024 searches: after that many failures the heap gives up. Pages that are in the source's `release` are not
     /// waited for, unless the heap is configured to ([`Config::wait_for_release`]). They are an eighth of the heap for
     /// each thread that scavenges, or a huge page, and are missed only if the heap cannot grow. So are those that
-    /// another thread's request for more than 64 takes and, as others are gone, puts back.
+    /// another thread's request for more than 64 takes and, as others are gone, puts back; and those in the caches of
+    /// [`Cache`] handles, which are only asked to flush.
     #[inline]
     #[must_use]
     pub fn allocate(&self, pages: PageCount) -> Option<PageRun> {
