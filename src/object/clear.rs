@@ -25,8 +25,9 @@
 //! **A use that becomes sparse.** A block that is written here is dense the next time, whatever the program does with
 //! it. So from 255 left out on, such a block is given back to the source instead, and the next one of that size asked
 //! about at once: what is in use then, the program has written. To fault a block of 1 MiB in again takes as long as to
-//! write 17 to 35 of them; hence the doubling, to one block in 4097 in the end. A program that has become sparse is
-//! found out after 512 blocks, or as many as it had dense ones before, but no more than 4097.
+//! write 35 of them (Zen 4; each page is read first, which is a fault of its own); hence the doubling, to one block in
+//! 4097 in the end. A program that has become sparse is found out after 512 blocks, or as many as it had dense ones
+//! before, but no more than 4097.
 //!
 //! Cost: a load and a store for a block of 1 MiB or more.
 
