@@ -68,12 +68,40 @@ fn a_silence_begins_when_all_is_freed() {
 }
 
 #[test]
+fn single_calls_are_timed() {
+    for scenario in [
+        "clock",
+        "small",
+        "any",
+        "large",
+        "burst",
+        "after-silence",
+        "handoff",
+        "crowd",
+    ] {
+        let said = end(begin(&["latency", scenario, "3000"]));
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!(lines.len(), 2, "{said}");
+        for (call, line) in ["allocate", "free"].iter().zip(lines) {
+            assert!(line.starts_with(&format!("call={call} count=")), "{scenario}: {line}");
+            assert!(
+                line.contains(" p99.99=") && line.contains(" max="),
+                "{scenario}: {line}"
+            );
+            assert!(!line.contains(" count=0 "), "{scenario}: {line}");
+        }
+    }
+}
+
+#[test]
 fn what_is_not_there_is_refused() {
     for args in [
         &["no-such-workload"][..],
         &["pair-16", "0"],
         &["pair-16", "x"],
         &["idle", "nothing", "1"],
+        &["latency", "nothing"],
+        &["latency", "clock", "0"],
     ] {
         let output = begin(args).wait_with_output().unwrap();
         assert!(!output.status.success() && !output.stderr.is_empty(), "{args:?}");

@@ -57,14 +57,7 @@ pub struct Cell {
 
 impl Cell {
     pub fn median(&self, figure: impl Fn(&Run) -> f64) -> Option<f64> {
-        let mut values: Vec<f64> = self.runs.iter().map(figure).collect();
-        values.sort_by(f64::total_cmp);
-        let middle = values.len() / 2;
-        match values.len() {
-            0 => None,
-            len if len % 2 == 1 => Some(values[middle]),
-            _ => Some((values[middle - 1] + values[middle]) / 2.0),
-        }
+        median(self.runs.iter().map(figure).collect())
     }
 
     pub fn cpu(&self) -> Option<f64> {
@@ -98,6 +91,17 @@ impl Row {
         let others = self.cells.iter().enumerate().filter(|(other, _)| *other != allocator);
         let figures = others.filter_map(|(other, cell)| Some((other, figure(cell)?)));
         figures.min_by(|a, b| a.1.total_cmp(&b.1))
+    }
+}
+
+/// The median; `None` without values.
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        len if len % 2 == 1 => Some(values[middle]),
+        _ => Some((values[middle - 1] + values[middle]) / 2.0),
     }
 }
 

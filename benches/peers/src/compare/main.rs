@@ -13,6 +13,7 @@ mod distance;
 mod figures;
 mod idle;
 mod instructions;
+mod latency;
 mod options;
 mod paired;
 mod programs;
@@ -166,6 +167,13 @@ fn report(options: &Options) -> Result<(), String> {
                 &idle::svg(&names, scene),
             )
         });
+    }
+    if options.latency {
+        let latencies = latency::measure(options, &programs);
+        print!("{}", latencies.text());
+        let Some(folder) = &options.out else { return Ok(()) };
+        write(folder, "latency.txt", &(latencies.text() + &origin()))?;
+        return write(folder, "latency.csv", &latencies.csv());
     }
     let results = compare(options, &programs, missing)?;
     print!("{}{}", results.text(TIME), results.text(LEAST));

@@ -8,6 +8,7 @@ use std::time::Duration;
 pub const USAGE: &str = "\
 compare [OPTION]...                 builds each allocator's program, runs the workloads by turns, prints the table
 compare --idle SECONDS [OPTION]...  the idle test instead: free all memory, and be silent for so long
+compare --latency [OPTION]...       the latency test instead: how long single calls take, as percentiles
 
   --allocators A,B    only these: pageheap, glibc, mimalloc2, mimalloc3, jemalloc, snmalloc, rpmalloc, rusty_alloc,
                       talc, tcmalloc, pageheap-no-thread
@@ -39,6 +40,8 @@ pub struct Options {
     pub instructions: bool,
     /// Run the idle test instead, with so much silence.
     pub idle: Option<Duration>,
+    /// Run the latency test instead.
+    pub latency: bool,
     /// Where the results go, besides the terminal.
     pub out: Option<PathBuf>,
 }
@@ -55,6 +58,7 @@ impl Options {
             calls: false,
             instructions: false,
             idle: None,
+            latency: false,
             out: None,
         };
         while let Some(arg) = args.next() {
@@ -67,6 +71,7 @@ impl Options {
                 "--rounds" => options.rounds = value()?.parse().map_err(|_| "--rounds needs a number")?,
                 "--patience" => options.patience = seconds(&value()?).ok_or("--patience needs seconds")?,
                 "--idle" => options.idle = Some(seconds(&value()?).ok_or("--idle needs seconds")?),
+                "--latency" => options.latency = true,
                 "--built" => options.built = true,
                 "--calls" => options.calls = true,
                 "--instructions" => options.instructions = true,

@@ -1,9 +1,10 @@
 //! The workloads, on the allocator that this program was built with.
 //!
 //! ```text
-//! workload                          a number of the sources, and the list
-//! workload NAME [OPERATIONS]        one of them: an eighth of the operations to warm up, then what is measured
-//! workload idle SCENARIO SECONDS   fill, free, and be silent
+//! workload                           a number of the sources, and the list
+//! workload NAME [OPERATIONS]         one of them: an eighth of the operations to warm up, then what is measured
+//! workload idle SCENARIO SECONDS     fill, free, and be silent
+//! workload latency SCENARIO [CALLS]  how long single calls take
 //! ```
 //!
 //! Operations are rounded up to what a workload does at once. The result, with the operations that were done, is
@@ -14,6 +15,7 @@ mod block;
 mod crew;
 mod crowds;
 mod idle;
+mod latency;
 mod meter;
 mod programs;
 mod random;
@@ -177,7 +179,7 @@ workloads! {
 
 /// A number of the workloads' sources and of the libraries they use: programs are compared only if they have the same.
 fn sources() -> u64 {
-    const SOURCES: [&str; 13] = [
+    const SOURCES: [&str; 14] = [
         include_str!("../../Cargo.lock"),
         include_str!("allocator.rs"),
         include_str!("block.rs"),
@@ -185,6 +187,7 @@ fn sources() -> u64 {
         include_str!("crowds.rs"),
         include_str!("idle.rs"),
         include_str!("item.txt"),
+        include_str!("latency.rs"),
         include_str!("main.rs"),
         include_str!("meter.rs"),
         include_str!("programs.rs"),
@@ -240,6 +243,24 @@ fn idle(mut args: impl Iterator<Item = String>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+fn latency(mut args: impl Iterator<Item = String>) -> ExitCode {
+    let name = args.next().unwrap_or_default();
+    let scenario = latency::SCENARIOS.iter().find(|(known, _, _)| *known == name);
+    let Some((_, usual, scenario)) = scenario else {
+        let names: Vec<&str> = latency::SCENARIOS.iter().map(|(name, _, _)| *name).collect();
+        eprintln!("workload latency SCENARIO [CALLS], with one of {}", names.join(", "));
+        return ExitCode::FAILURE;
+    };
+    match args.next().map_or(Ok(*usual), |calls| calls.parse()) {
+        Ok(calls) if calls > 0 => latency::run(*scenario, calls),
+        _ => {
+            eprintln!("the calls are a number above zero");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let Some(name) = args.next() else {
@@ -249,8 +270,10 @@ fn main() -> ExitCode {
             .for_each(|workload| println!("{} {} {}", workload.group, workload.name, workload.ops));
         return ExitCode::SUCCESS;
     };
-    if name == "idle" {
-        return idle(args);
+    match &*name {
+        "idle" => return idle(args),
+        "latency" => return latency(args),
+        _ => {}
     }
     let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) else {
         eprintln!("no workload is called {name}; without a name there is the list");
