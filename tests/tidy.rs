@@ -1,4 +1,4 @@
-//! The house rules, as an ordinary test: imports, `unsafe`, `cfg`, atomics, orderings, sizes, words.
+//! The house rules, as an ordinary test: imports, `unsafe`, `cfg`, atomics, orderings, sizes, words, links.
 //!
 //! A rule reads a [`House`] (this repository, or the snippets of a self-test) and returns its findings, each as
 //! `file:line: what is wrong, and what to do`. Every rule has a test beside it that shows it a bad house: a rule that
@@ -22,6 +22,8 @@ mod modules;
 mod safety;
 #[path = "tidy/shape.rs"]
 mod shape;
+#[path = "tidy/titles.rs"]
+mod titles;
 
 use lex::Source;
 use std::path::Path;
