@@ -81,8 +81,10 @@ fn the_record_has_what_is_cited(house: &House) -> Vec<String> {
     };
     let titles: Vec<String> = headings(&record).map(str::to_lowercase).collect();
     let mut findings = Vec::new();
+    let behind = record.split_once("## Index\n").map_or("", |(_, behind)| behind);
+    let index = behind.split("\n## ").next().unwrap_or_default();
     for heading in headings(&record).filter(|&heading| heading != "Index") {
-        if !record.contains(&format!("](#{})", anchor(heading))) {
+        if !index.contains(&format!("](#{})", anchor(heading))) {
             findings.push(format!("{RECORD}:1: its index lacks \"{heading}\""));
         }
     }
@@ -172,4 +174,7 @@ fn the_record_of_what_was_tried_has_what_others_cite() {
     }
     let unlisted = format!("{record}## Three\n");
     caught(the_record_has_what_is_cited, &[(RECORD, &unlisted)], &good);
+    // A link from the text is not a line of the index.
+    let linked = format!("{record}As in [Three](#three).\n## Three\n");
+    caught(the_record_has_what_is_cited, &[(RECORD, &linked)], &good);
 }
