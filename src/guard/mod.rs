@@ -22,6 +22,9 @@ pub use plain::{allocate, begin, free, resize, usable_size};
 #[cfg(feature = "checks")]
 pub use sealed::{allocate, begin, free, resize, usable_size};
 
+/// The most bytes in a slot. What is longer is zeroed by the heap, which may know that it is zero already.
+pub const MOST_SLOT: usize = 32 << 10;
+
 /// A heap without a guard.
 pub trait Plain {
     /// Allocates memory for a layout, all zero if requested. `None` if there is no room, or no such layout.

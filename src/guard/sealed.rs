@@ -49,7 +49,7 @@ use core::ptr::{self, NonNull};
 
 use crate::fatal::{self, Number};
 
-use super::{Place, Plain};
+use super::{MOST_SLOT, Place, Plain};
 
 /// Directly before the block.
 #[repr(C)]
@@ -148,14 +148,17 @@ pub unsafe fn begin(slot: *mut u8, bytes: usize) {
 /// Allocates memory for `layout`, under seal; all zero if requested.
 pub fn allocate<P: Plain>(heap: &P, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
     let (wide, offset) = widen(layout)?;
-    let memory = heap.take(wide, zeroed)?;
-    if !zeroed {
-        look_back(heap, memory, offset);
-    }
+    // A slot is zeroed here, once it has been looked at.
+    let is_run = wide.size() > MOST_SLOT;
+    let memory = heap.take(wide, zeroed && is_run)?;
+    look_back(heap, memory, offset);
     // SAFETY: inside what was allocated: life, header, block and canary, in this order. Both are aligned: `offset` and
     // the wide layout's alignment are multiples of its alignment.
     unsafe {
         let block = memory.add(offset);
+        if zeroed && !is_run {
+            block.write_bytes(0, layout.size());
+        }
         let (address, size, align) = (block.addr().get(), layout.size(), layout.align());
         let seal = Header::seal(LIVE, address, size, align);
         block.cast::<Header>().sub(1).write(Header {

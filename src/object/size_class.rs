@@ -41,6 +41,11 @@ pub const CLASSES: usize = 80;
 /// The largest slot. Anything larger is a run of pages.
 pub const MAX_SLOT_BYTES: usize = 32 << 10;
 
+const _: () = assert!(
+    MAX_SLOT_BYTES == crate::guard::MOST_SLOT,
+    "what is longer has no life to look back at"
+);
+
 /// The longest span: as much as a cache of pages serves.
 pub const MAX_SPAN_PAGES: usize = 16;
 

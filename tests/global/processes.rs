@@ -742,23 +742,34 @@ mod checked {
         }
     }
 
-    /// In a slot, when it is handed out again; a zero too.
-    #[test]
-    fn a_write_to_a_freed_block_is_found() {
-        static HEAP: GlobalHeap = new_heap();
-        let name = "checked::a_write_to_a_freed_block_is_found";
+    /// Writes to a freed block, and has its slot handed out again; a zero too.
+    fn written_to(heap: &GlobalHeap, name: &str, take: unsafe fn(&GlobalHeap, Layout) -> *mut u8) {
         let Some(layout) = found(name, "written to after it was freed", 5) else {
             return;
         };
         // SAFETY: none: this is the misuse to be detected.
         unsafe {
-            let blocks = [(); 20].map(|()| HEAP.alloc(layout));
-            HEAP.dealloc(blocks[7], layout);
+            let blocks = [(); 20].map(|()| heap.alloc(layout));
+            heap.dealloc(blocks[7], layout);
             let written = if layout.size() < 1000 { 0x55 } else { 0 };
             blocks[7].add(layout.size() / 2).write_volatile(written);
-            HEAP.dealloc(blocks[8], layout);
-            while HEAP.alloc(layout) != blocks[7] {}
+            heap.dealloc(blocks[8], layout);
+            while take(heap, layout) != blocks[7] {}
         }
+    }
+
+    #[test]
+    fn a_write_to_a_freed_block_is_found() {
+        static HEAP: GlobalHeap = new_heap();
+        written_to(&HEAP, "checked::a_write_to_a_freed_block_is_found", GlobalHeap::alloc);
+    }
+
+    /// Before it is zeroed.
+    #[test]
+    fn a_write_to_a_freed_block_that_is_to_be_zero_is_found() {
+        static HEAP: GlobalHeap = new_heap();
+        let name = "checked::a_write_to_a_freed_block_that_is_to_be_zero_is_found";
+        written_to(&HEAP, name, GlobalHeap::alloc_zeroed);
     }
 
     /// By another thread, which gets it with a batch.
