@@ -101,6 +101,21 @@ fn blocks_are_as_they_were_left_and_never_two_in_one_place() {
     heap.check().unwrap();
 }
 
+/// Where the kernel makes huge pages unasked, it puts one behind the first block if as much is prepared around it.
+#[test]
+fn a_heap_begins_with_less_than_a_huge_page() {
+    let heap = small();
+    let grown = || heap.stats().pages.grown.0 * 8192;
+    heap.allocate(Layout::new::<u64>()).unwrap();
+    assert!(grown() < 2 << 20, "{} bytes", grown());
+    heap.allocate(Layout::from_size_align(grown(), 8).unwrap()).unwrap();
+    assert!(
+        grown() % (4 << 20) == 0,
+        "{} bytes: from then on in whole chunks",
+        grown()
+    );
+}
+
 #[test]
 fn a_limit_is_its_own() {
     let config = Config::new(addresses(1 << 30)).limit(PageCount(512));

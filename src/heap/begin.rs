@@ -153,6 +153,7 @@ impl<S: Source, G: Shape> Room<S, G> {
                     doubtful: AtomicU32::new(0),
                     lazily: self.config.lazily,
                     patient: self.config.patient,
+                    first: (self.config.first >> G::PAGE_SHIFT).min(G::CHUNK_PAGES),
                     counters: Counters::of(&self.calls),
                     pages: self.pages,
                     metadata: self.metadata,

@@ -95,6 +95,8 @@ pub struct Config {
     pub(crate) patient: bool,
     pub(crate) sparse: bool,
     pub(crate) processors: Option<Processors>,
+    /// How many bytes of pages to begin with, if that is enough; at most a chunk.
+    pub(crate) first: usize,
 }
 
 impl Config {
@@ -120,6 +122,7 @@ impl Config {
             patient: false,
             sparse: true,
             processors: None,
+            first: usize::MAX,
         }
     }
 

@@ -6,7 +6,9 @@
 //!
 //! The heap grows by what the request lacks, or by an eighth of its size up to 64 MiB, whichever is more, in whole
 //! chunks; if the source refuses that, by what the request lacks. Prepared pages are not resident, so growing ahead
-//! costs only address space, and saves system calls.
+//! costs only address space, and saves system calls. (Unless the system makes huge pages unasked: then the first byte
+//! that is touched takes 2 MiB, if as much is prepared around it. So heaps of objects, of which small programs have
+//! one, begin with less than a chunk: [`Config::first`](super::Config).)
 
 use crate::free_set::Request;
 use crate::geometry::{SEARCHES_TO_GROW, Shape};
@@ -203,7 +205,9 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let ahead = grown
             .saturating_add((grown / 8).min(MOST_AHEAD >> G::PAGE_SHIFT))
             .max(end);
-        let ahead = ahead.checked_next_multiple_of(G::CHUNK_PAGES).unwrap_or(end);
+        let first = self.first.next_multiple_of(self.granule_pages()).min(G::CHUNK_PAGES);
+        let step = if ahead <= first { first } else { G::CHUNK_PAGES };
+        let ahead = ahead.checked_next_multiple_of(step).unwrap_or(end);
         let limit = self.limit().0;
         if end > limit {
             return None;

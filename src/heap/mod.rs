@@ -141,6 +141,8 @@ pub struct PageHeap<S: Source, G: Shape = Geometry> {
     lazily: bool,
     /// An allocation that finds no room waits for threads that are releasing pages.
     patient: bool,
+    /// How many pages to begin with, if that is enough; at most a chunk.
+    first: usize,
     counters: Counters,
     pages: Reservation,
     metadata: Metadata,

@@ -139,6 +139,10 @@ use register::Register;
 use size_class::{MAX_SLOT_BYTES, PAGE_BYTES, PAGE_SHIFT};
 use tables::Tables;
 
+/// How much a heap begins with: less than a huge page, which a system that makes them unasked would put behind the
+/// first block of a program that needs few.
+const FIRST_BYTES: usize = 1 << 20;
+
 /// The smallest address space worth trying for a heap: eight pages.
 const LEAST_BYTES: usize = 8 * PAGE_BYTES;
 
@@ -218,6 +222,7 @@ impl<S: Source + 'static> Objects<S> {
                         reserve: wish,
                         // For whoever names them, which nobody does here.
                         shards: 0,
+                        first: FIRST_BYTES,
                         ..config
                     };
                     match Room::reserve(source, config) {

@@ -131,7 +131,7 @@ fn a_heap_that_cannot_grow_is_full() {
         let first = heap.allocate(ONE).expect("a block");
         source.is_full.store(refuses, Ordering::SeqCst);
         let blocks = core::iter::from_fn(|| heap.allocate(ONE)).count();
-        assert!((100..200).contains(&blocks), "{blocks}");
+        assert!((30..200).contains(&blocks), "{blocks}");
         // SAFETY: allocated above, and no longer used.
         unsafe { heap.free(first, ONE) };
         heap.release(usize::MAX);
