@@ -473,7 +473,8 @@ impl<S: Source + 'static> Objects<S> {
     // ---- for arenas
     // -------------------------------------------------------------------------------------------------------------
 
-    /// The most bytes that arenas could have at present, if there were nothing else.
+    /// The most bytes that arenas could have at present, all together, if there were nothing else. (One request gets as
+    /// much as the limit at most, which may be less, if it was lowered.)
     pub fn most_lent(&self) -> usize {
         self.heap.most_pages().bytes(PAGE_SHIFT)
     }
