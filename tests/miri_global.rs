@@ -63,6 +63,14 @@ fn buffers() {
     assert!(buffer[9_999] == 1 && vec![0_u64; 20_000][19_999] == 0);
 }
 
+/// More than a background thread is started for elsewhere, and then an allocation that would look whether it may.
+#[test]
+fn two_mebibytes_are_freed() {
+    let many: Vec<_> = (1..8).map(|size| vec![1_u8; size << 16]).collect();
+    drop(many);
+    assert_eq!(Box::new([1_u8; 20_000])[19_999], 1);
+}
+
 #[test]
 fn threads_free_what_others_made() {
     let (sender, receiver) = mpsc::channel::<Arc<Vec<String>>>();

@@ -218,6 +218,10 @@ fn tighter(one: Pressure, other: Pressure) -> Pressure {
 /// Whether the process is known to have one thread. Linux keeps a folder for each thread.
 #[cold]
 pub(super) fn is_alone() -> bool {
+    // It has no such folder, and no background thread.
+    if cfg!(miri) {
+        return false;
+    }
     let _errno = KeepErrno::new();
     let mut status = core::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: a zero-terminated path, and a place to write to, which is read only if it was written.
