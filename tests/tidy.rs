@@ -607,15 +607,15 @@ fn a_readme_that_is_behind_is_caught() {
         "Needs Rust 1.95.\n```sh\ncargo run --release --example census\ncargo test\n```\nSee [this](docs/a.md).\n";
     let (example, doc) = (("examples/census.rs", "fn main() {}"), ("docs/a.md", "A."));
     let good = [cargo, ("README.md", readme), example, doc];
-    let bad = |from, to| {
+    let bad = |rule: Rule, from, to| {
         let text = readme.replace(from, to);
         assert_ne!(text, readme);
-        caught(manifest::readme, &[cargo, ("README.md", &text), example, doc], &good);
+        caught(rule, &[cargo, ("README.md", &text), example, doc], &good);
     };
-    bad("1.95", "1.94");
-    bad("cargo test\n", "");
-    bad("cargo run --release --example census\n", "");
-    bad("docs/a.md", "docs/b.md");
+    bad(manifest::readme, "1.95", "1.94");
+    bad(manifest::readme, "cargo test\n", "");
+    bad(manifest::readme, "cargo run --release --example census\n", "");
+    bad(titles::links_lead_somewhere, "docs/a.md", "docs/b.md");
     caught(manifest::readme, &[cargo, ("README.md", readme), doc], &good);
     caught(manifest::readme, &[cargo, example, doc], &good);
 }

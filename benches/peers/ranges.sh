@@ -7,7 +7,8 @@
 #   benches/peers/ranges.sh FILE...      only these
 set -euo pipefail
 cd "$(dirname "$0")/../../docs/benchmarks"
-[ "$#" != 0 ] || set -- peers.csv peers-{quiet,neighbours,genoa,genoa-december,genoa-read,genoa-again,busy-host,busy,evening}.csv \
+[ "$#" != 0 ] || set -- peers.csv peers-{quiet,neighbours}.csv peers-genoa{,-december,-read,-again}.csv \
+    peers-{busy-host,busy,evening}.csv \
     peers-zen3{,-busy,-evening,-december}.csv peers-emerald.csv peers-intel.csv peers-16.csv other-runs.csv
 awk -F , '
 # The columns by their names: not every file has all of them.

@@ -24,7 +24,7 @@ pub(crate) fn lints(house: &House) -> Vec<String> {
 /// The README's two commands: the main task, and the tests.
 const COMMANDS: [&str; 2] = ["cargo run --release --example census", "cargo test"];
 
-/// The README names the manifest's Rust version, shows the two commands, and names only examples and pages that exist.
+/// The README names the manifest's Rust version, shows the two commands, and names only examples that exist.
 pub(crate) fn readme(house: &House) -> Vec<String> {
     let readme = house.text("README.md").unwrap_or_default();
     let manifest = house.text("Cargo.toml").unwrap_or_default();
@@ -47,14 +47,7 @@ pub(crate) fn readme(house: &House) -> Vec<String> {
             .skip(1)
             .filter_map(|rest| rest.split([' ', '`']).next());
         let examples = examples.map(|name| format!("examples/{name}.rs"));
-        let links = line
-            .split("](")
-            .skip(1)
-            .filter_map(|rest| rest.split([')', '#']).next());
-        let links = links
-            .filter(|link| !link.is_empty() && !link.contains(':'))
-            .map(str::to_owned);
-        let missing = examples.chain(links).filter(|path| house.text(path).is_none());
+        let missing = examples.filter(|path| house.text(path).is_none());
         findings.extend(missing.map(|path| format!("README.md:{}: there is no {path}", index + 1)));
     }
     findings

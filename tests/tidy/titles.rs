@@ -26,7 +26,7 @@ fn anchor(heading: &str) -> String {
 }
 
 /// Links in documents, to other files and to headings, lead somewhere.
-fn links_lead_somewhere(house: &House) -> Vec<String> {
+pub(crate) fn links_lead_somewhere(house: &House) -> Vec<String> {
     let mut findings = Vec::new();
     for (path, text) in house.other.iter().filter(|(path, _)| path.ends_with(".md")) {
         let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
