@@ -10,9 +10,8 @@
 //! Cost: reserving, releasing and preparing are linear in the length.
 
 use core::ptr::{self, NonNull};
-use core::time::Duration;
 
-use super::{Contents, HugePages, Memory, Purpose, Refused, Reservation, Source};
+use super::{Contents, Memory, Purpose, Refused, Reservation, Source};
 
 /// As most systems have it.
 const PAGE_SIZE: usize = 4096;
@@ -64,29 +63,9 @@ unsafe impl Source for System {
         Ok(Contents::Zero)
     }
 
-    unsafe fn release_lazily(&self, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
-        // SAFETY: the caller's promise.
-        unsafe { self.release(start, bytes) }
-    }
-
-    unsafe fn clear(&self, _start: NonNull<u8>, _bytes: usize) -> Result<(), Refused> {
-        Err(Refused)
-    }
-
-    unsafe fn advise(&self, _start: NonNull<u8>, _bytes: usize, huge: HugePages) -> Result<(), Refused> {
-        match huge {
-            HugePages::System => Ok(()),
-            HugePages::Advise | HugePages::Avoid => Err(Refused),
-        }
-    }
-
     unsafe fn unreserve(&self, _purpose: Purpose, reservation: Reservation) {
         // SAFETY: what `reserve` returned, given up once.
         unsafe { libc::free(reservation.base.as_ptr().cast()) };
-    }
-
-    fn worked(&self) -> Option<Duration> {
-        None
     }
 }
 
