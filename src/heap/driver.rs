@@ -442,7 +442,8 @@ impl<S: Source, G: Shape> PageHeap<S, G> {
         let granule = self.granule_pages();
         let fits = granule <= G::CHUNK_PAGES;
         let mut all = Released::default();
-        let mut passed_over = 0;
+        // Not asked before the first: where that takes as long as a step may, each ends with something done.
+        let mut passed_over = 1;
         while !campaign.is_over() && (passed_over % PASSED_OVER != 0 || go_on()) {
             let Some(chunk) = campaign.end.checked_sub(1) else {
                 break;

@@ -395,6 +395,19 @@ fn clocks_that_stand_still_or_jump_do_no_harm() {
     heap.check().unwrap();
 }
 
+/// To read it takes as long as one step works: nothing was ever released.
+#[test]
+fn with_a_clock_that_is_slow_to_read_memory_goes_back_too() {
+    let heap = heap(Simulated::new(4096), 16 << 20);
+    torn(&heap, 2048, |_| true);
+    let slow = Hand {
+        step: Duration::from_millis(1),
+        ..hand()
+    };
+    until_rest(&heap, &slow, Duration::from_secs(60)).expect("it comes to rest");
+    assert_eq!(heap.backed(), PageCount::ZERO);
+}
+
 /// A program that allocates and frees only from its magazine changes nothing visible elsewhere, yet it is not silent.
 #[test]
 #[cfg(target_os = "linux")]
