@@ -39,6 +39,11 @@ pub enum ObjectFault {
         /// All of them.
         slots: u32,
     },
+    /// A page is free, but in the table, as a block's first page: so no arena could give it back.
+    Entry {
+        /// The page.
+        page: usize,
+    },
     /// The row of a page is not empty, though the page is free, or in a span that has none (I11).
     Row {
         /// The page.
@@ -109,6 +114,9 @@ impl<S: Source + 'static> Objects<S> {
                 return Err(ObjectFault::Row { page: page.0 });
             }
             let Some((class, back)) = span else {
+                if self.heap.is_free(page) && !self.spans.entry(page).is_vacant() {
+                    return Err(ObjectFault::Entry { page: page.0 });
+                }
                 continue;
             };
             let first = page.0.checked_sub(back).map(PageIndex);
@@ -184,6 +192,7 @@ impl fmt::Display for ObjectFault {
                 f,
                 "span at page {page}, slots of {bytes} bytes: {out} out + {home:?} home, of {slots}"
             ),
+            Self::Entry { page } => write!(f, "page {page} is free, but a block begins there by the table"),
             Self::Row { page } => write!(f, "page {page} is in no span of small slots, but some are out"),
             Self::Room { bytes } => write!(
                 f,
@@ -212,3 +221,24 @@ impl fmt::Debug for ObjectFault {
 }
 
 impl core::error::Error for ObjectFault {}
+
+#[cfg(test)]
+mod tests {
+    use core::alloc::Layout;
+
+    use super::super::size_class::PAGE_BYTES;
+    use super::*;
+
+    /// As if a free had forgotten the table.
+    #[test]
+    fn a_free_page_that_is_in_the_table_is_found() {
+        let objects = Objects::for_test(4 << 20, 1, false);
+        let layout = Layout::from_size_align(200 * PAGE_BYTES, 8).unwrap();
+        let run = objects.allocate_run(&objects.shared(), layout).unwrap().run;
+        objects.check().unwrap();
+        objects.free_run(None, run);
+        assert_eq!(objects.check(), Err(ObjectFault::Entry { page: run.start().0 }));
+        objects.spans.entry(run.start()).leave();
+        objects.check().unwrap();
+    }
+}
