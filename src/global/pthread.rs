@@ -128,8 +128,8 @@ unsafe extern "C" fn ended(thread: *mut c_void) {
 
 /// From here on no thread is notified of its end, so none will call back here. New threads share.
 pub(super) fn forbid() {
-    // Relaxed: as in `key`.
-    if let Some(key) = key_of(KEY.swap(FORBIDDEN, Ordering::Relaxed)) {
+    // Acquire: as in `key`.
+    if let Some(key) = key_of(KEY.swap(FORBIDDEN, Ordering::Acquire)) {
         // SAFETY: made by `key`, and deleted once.
         unsafe { libc::pthread_key_delete(key) };
     }
@@ -152,8 +152,9 @@ pub(super) fn forget_leaving() {
 
 /// The key, made at the first call. No lock: of two made concurrently, one is discarded.
 fn key() -> Option<libc::pthread_key_t> {
-    // Relaxed, here and below: a number that stands for itself.
-    let known = KEY.load(Ordering::Relaxed);
+    // Acquire, here and below: pairs with the release below. A key that another thread has made need not be known to
+    // this one by its number alone: glibc reads its own entry for it without an acquire.
+    let known = KEY.load(Ordering::Acquire);
     if known != NONE_YET {
         return key_of(known);
     }
@@ -162,7 +163,8 @@ fn key() -> Option<libc::pthread_key_t> {
     if unsafe { libc::pthread_key_create(&mut key, Some(ended)) } != 0 {
         return None;
     }
-    match KEY.compare_exchange(NONE_YET, key as usize + 1, Ordering::Relaxed, Ordering::Relaxed) {
+    // Release: what the C library has written of the key.
+    match KEY.compare_exchange(NONE_YET, key as usize + 1, Ordering::Release, Ordering::Acquire) {
         Ok(_) => Some(key),
         Err(known) => {
             // SAFETY: made above, and no thread has set it.
