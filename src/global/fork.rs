@@ -58,15 +58,26 @@
 //! s at most.
 //!
 //! `posix_spawn` and `vfork`, which `std::process::Command` prefers, run none of this and need none of it.
+//!
+//! **A library that is closed during a fork.** glibc (since 2.36) lets that be, and forgets the library's handlers, so
+//! that `parent` or `child` does not come any more. So whoever closes it first waits for a fork that another thread is
+//! at, or ends the one that it is at itself, in one of its other handlers; and forks that come later pass by ([`end`]).
+//! (A fork that looks a handler up as the C library forgets it calls it where there is no code any more. Nothing can be
+//! done here about that: where some threads only fork, and another only loads and closes a library with three empty
+//! handlers, that ends the process after some hundred forks.)
 
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::ptr::NonNull;
+#[cfg(target_os = "linux")]
+use core::sync::atomic::AtomicU32;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
 
 use crate::object::Forks;
 use crate::source::{self, KeepErrno};
+#[cfg(target_os = "linux")]
+use crate::sync::process;
 use crate::sync::{Guard, Lock, is_forking, set_forking, sleep};
 
 use super::{background, pthread};
@@ -141,6 +152,8 @@ impl Opening {
 /// Nothing of this copy of the crate runs any more, on any thread, or ever will.
 #[cfg(target_os = "linux")]
 pub(super) unsafe fn abandon_all() {
+    // Those that came after `end`, and pass by.
+    wait_for_forks();
     loop {
         OPENING.hold();
         let mut keepers = heaps().filter_map(Forks::keeper);
@@ -217,11 +230,33 @@ static EARLY: extern "C" fn() = {
 /// How often the thread between `before` and `parent` or `child` has entered `before` again.
 static AGAIN: AtomicUsize = AtomicUsize::new(0);
 
+/// The process in which the first `before` has run.
+#[cfg(target_os = "linux")]
+static FORKER: AtomicU32 = AtomicU32::new(0);
+
+/// Whether forks pass by.
+#[cfg(target_os = "linux")]
+static ENDED: AtomicBool = AtomicBool::new(false);
+
+/// The number of forks between the beginning of the first `before` and the end of its partner.
+#[cfg(target_os = "linux")]
+static FORKS: AtomicUsize = AtomicUsize::new(0);
+
 unsafe extern "C" fn before() {
     if is_forking() {
         // Relaxed, here and below: only the forking thread.
         AGAIN.fetch_add(1, Ordering::Relaxed);
         return;
+    }
+    #[cfg(target_os = "linux")]
+    {
+        // SeqCst, twice, a store and then a load as in `end`: either it sees this fork, or we see that forks pass by.
+        FORKS.fetch_add(1, Ordering::SeqCst);
+        if ENDED.load(Ordering::SeqCst) {
+            // Release: this code is not needed any more, from here on; partner: `wait_for_forks`.
+            FORKS.fetch_sub(1, Ordering::Release);
+            return;
+        }
     }
     loop {
         OPENING.hold();
@@ -232,6 +267,8 @@ unsafe extern "C" fn before() {
         // A thread that waits for `OPENING` should get it before we do again.
         sleep(Duration::from_millis(1));
     }
+    #[cfg(target_os = "linux")]
+    FORKER.store(process(), Ordering::Relaxed);
     set_forking(true);
     #[cfg(any(target_os = "linux", target_os = "android"))]
     source::hold_questions();
@@ -252,6 +289,9 @@ unsafe extern "C" fn parent() {
         #[cfg(any(target_os = "linux", target_os = "android"))]
         source::let_go_questions();
         let_go();
+        // Release: as in `before`.
+        #[cfg(target_os = "linux")]
+        FORKS.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -263,10 +303,15 @@ unsafe extern "C" fn child() {
         source::recover_questions();
         let own = pthread::own();
         pthread::forget_leaving();
+        // This one: other threads that were about to fork do not exist. Relaxed, here and below: for the same reason.
+        #[cfg(target_os = "linux")]
+        FORKS.store(1, Ordering::Relaxed);
         heaps().for_each(|heap| heap.recover(own));
     }
     if is_last() {
         let_go();
+        #[cfg(target_os = "linux")]
+        FORKS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -277,6 +322,38 @@ fn is_last() -> bool {
         let again = AGAIN.load(Ordering::Relaxed);
         AGAIN.store(again.saturating_sub(1), Ordering::Relaxed);
         again == 0
+    }
+}
+
+/// The library that contains this copy of the crate is being unloaded, and the C library is about to forget the
+/// handlers: from here on forks pass by, and no thread is in here.
+#[cfg(target_os = "linux")]
+pub(super) fn end() {
+    if is_forking() {
+        // The caller is in a handler of its fork: for it nothing comes after this, whatever was before. Relaxed, twice:
+        // this thread's own.
+        AGAIN.store(0, Ordering::Relaxed);
+        // SAFETY: what would have come in this process.
+        unsafe {
+            if FORKER.load(Ordering::Relaxed) == process() {
+                parent();
+            } else {
+                child();
+            }
+        }
+    }
+    // SeqCst: as in `before`.
+    ENDED.store(true, Ordering::SeqCst);
+    wait_for_forks();
+}
+
+/// Waits until no thread is between the handlers, or in one of them.
+#[cfg(target_os = "linux")]
+fn wait_for_forks() {
+    // SeqCst: as in `before`; and acquires what those did that have left. They wake nobody: who wakes another thread is
+    // still in that call, whose code must stay.
+    while FORKS.load(Ordering::SeqCst) != 0 {
+        sleep(Duration::from_millis(1));
     }
 }
 

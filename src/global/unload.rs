@@ -31,9 +31,9 @@
 //!
 //! Two cases are not handled:
 //!
-//! - A library is closed while a thread is entering or leaving the key's destructor, a few instructions before or after
-//!   the counted part (`pthread.rs`). A program that has joined its threads cannot meet this. (It was seen once in some
-//!   thousand runs of a test that had waited only for their work.)
+//! - A library is closed while a thread is entering or leaving the key's destructor, or a handler of a fork, a few
+//!   instructions before or after the counted part (`pthread.rs`, `fork.rs`). A program that has joined its threads
+//!   cannot meet this. (It was seen once in some thousand runs of a test that had waited only for their work.)
 //! - One thread closes the library while another ends the process: the latter may wait for the loader's lock in
 //!   [`stay`] until the code it would return to is gone.
 //!
@@ -132,6 +132,7 @@ extern "C" fn ending() {
         }
     } else if !EXITING.load(Ordering::Relaxed) {
         UNLOADED.store(true, Ordering::Relaxed);
+        fork::end();
     }
 }
 

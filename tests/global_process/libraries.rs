@@ -5,7 +5,7 @@
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -335,4 +335,146 @@ fn a_library_that_allocates_only_as_it_is_closed_starts_no_thread() {
     let library = Library::open(&path);
     let before = threads();
     close_and_wait(library, &path, before);
+}
+
+/// Closes a library while another thread forks: that one holds the library's heaps, and lets them go in a handler that
+/// the C library forgets meanwhile.
+#[test]
+fn a_library_may_be_closed_while_another_thread_forks() {
+    if !is_child() {
+        return assert!(run("libraries::a_library_may_be_closed_while_another_thread_forks"));
+    }
+    static FORKS: AtomicBool = AtomicBool::new(false);
+    /// Runs after the library's own, which is registered later, and takes its time.
+    extern "C" fn linger() {
+        FORKS.store(true, Ordering::Relaxed);
+        thread::sleep(Duration::from_millis(300));
+    }
+    // SAFETY: a function that is never unloaded; no preconditions. If the test fails, it would hang without the alarm.
+    unsafe {
+        libc::alarm(60);
+        assert_eq!(libc::pthread_atfork(Some(linger), None, None), 0);
+    }
+    let path = built();
+    for round in 0..3 {
+        let library = Library::open(&path);
+        assert!((library.work)(round));
+        FORKS.store(false, Ordering::Relaxed);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut status = 0;
+                // SAFETY: the child ends at once.
+                unsafe {
+                    let child = libc::fork();
+                    if child == 0 {
+                        libc::_exit(0);
+                    }
+                    assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+                }
+                assert_eq!(status, 0);
+            });
+            while !FORKS.load(Ordering::Relaxed) {
+                thread::yield_now();
+            }
+            assert!(library.close(&path), "somebody keeps the library");
+        });
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
+/// Whether the C library lets a handler of a fork close a library: before 2.36 that waits for itself.
+fn handlers_may_close() -> bool {
+    // SAFETY: returns a string that ends with zero and stays.
+    let version = unsafe { std::ffi::CStr::from_ptr(libc::gnu_get_libc_version()) };
+    let mut numbers = version
+        .to_str()
+        .unwrap()
+        .split('.')
+        .map(|number| number.parse().unwrap_or(0));
+    (numbers.next(), numbers.next()) >= (Some(2_u32), Some(36))
+}
+
+/// A handler of a fork closes a library that holds its heaps for that fork: before it, in the parent or in the child,
+/// which has no thread of the heap's to wait for.
+#[test]
+fn a_library_may_be_closed_by_a_handler_of_a_fork() {
+    const NAME: &str = "libraries::a_library_may_be_closed_by_a_handler_of_a_fork";
+    const PLACE: &str = "PAGEHEAP_TEST_PLACE";
+    static HANDLES: [AtomicPtr<libc::c_void>; 3] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 3];
+    extern "C" fn close<const PLACE: usize>() {
+        let handle = HANDLES[PLACE].swap(std::ptr::null_mut(), Ordering::Relaxed);
+        // SAFETY: a library that nobody uses any more.
+        assert!(handle.is_null() || unsafe { libc::dlclose(handle) } == 0);
+    }
+    if !handlers_may_close() {
+        return;
+    }
+    if !is_child() {
+        for place in ["0", "1", "2"] {
+            assert!(run_with(NAME, &[(PLACE, place)]), "{place}");
+        }
+        return;
+    }
+    let place: usize = std::env::var(PLACE).unwrap().parse().unwrap();
+    // SAFETY: functions that are never unloaded; no preconditions. If the test fails, it would hang without the alarms.
+    unsafe {
+        libc::alarm(60);
+        assert_eq!(
+            libc::pthread_atfork(Some(close::<0>), Some(close::<1>), Some(close::<2>)),
+            0
+        );
+        let path = built();
+        let library = Library::open(&path);
+        wait_for_a_hook(&library);
+        HANDLES[place].store(library.handle, Ordering::Relaxed);
+        let is_gone = || {
+            let name = CString::new(path.to_str().unwrap()).unwrap();
+            libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD).is_null()
+        };
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(10);
+            libc::_exit(i32::from(is_gone() != (place != 1)));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        assert_eq!((status, is_gone()), (0, place != 2));
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+/// A thread that is to be cancelled ends at the next point of cancellation. Closing a library waits for its heap's
+/// thread, and must not be one in the middle of that.
+#[test]
+fn a_library_may_be_closed_by_a_thread_that_is_to_be_cancelled() {
+    static HANDLE: AtomicPtr<libc::c_void> = AtomicPtr::new(std::ptr::null_mut());
+    extern "C" fn life(_: *mut libc::c_void) -> *mut libc::c_void {
+        // SAFETY: this thread; a library that nobody uses any more.
+        unsafe {
+            assert_eq!(libc::pthread_cancel(libc::pthread_self()), 0);
+            assert_eq!(libc::dlclose(HANDLE.load(Ordering::Relaxed)), 0);
+        }
+        std::ptr::null_mut()
+    }
+    if !is_child() {
+        return assert!(run(
+            "libraries::a_library_may_be_closed_by_a_thread_that_is_to_be_cancelled"
+        ));
+    }
+    let path = built();
+    let library = Library::open(&path);
+    wait_for_a_hook(&library);
+    HANDLE.store(library.handle, Ordering::Relaxed);
+    let (mut closer, mut result) = (0, std::ptr::dangling_mut());
+    // SAFETY: a thread that is joined. If the test fails, it would hang without the alarm.
+    unsafe {
+        libc::alarm(60);
+        assert_eq!(
+            libc::pthread_create(&raw mut closer, std::ptr::null(), life, std::ptr::null_mut()),
+            0
+        );
+        assert_eq!(libc::pthread_join(closer, &raw mut result), 0);
+    }
+    assert!(result.is_null(), "cancelled");
+    std::fs::remove_file(path).unwrap();
 }

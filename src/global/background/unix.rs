@@ -14,7 +14,13 @@ use crate::source::{Source, System};
 // Not in the libc crate for every Unix.
 unsafe extern "C" {
     fn pthread_attr_setstack(attributes: *mut libc::pthread_attr_t, stack: *mut c_void, bytes: usize) -> c_int;
+    #[cfg(target_os = "linux")]
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
+
+/// `PTHREAD_CANCEL_DISABLE`.
+#[cfg(target_os = "linux")]
+const CANCEL_DISABLE: c_int = 1;
 
 /// What the thread itself needs of its stack: 8 to 12 KiB, more without optimisation.
 const OWN_BYTES: usize = if cfg!(debug_assertions) { 64 << 10 } else { 16 << 10 };
@@ -289,7 +295,8 @@ pub(in crate::global) fn is_started(keeper: &Keeper) -> bool {
     keeper.marks[0].load(Ordering::Relaxed) != 0
 }
 
-/// Ends the thread, if there is one, and waits until it has ended: its code is about to be unloaded.
+/// Ends the thread, if there is one, and waits until it has ended: its code is about to be unloaded. Not a point of
+/// cancellation: a thread that is being cancelled would end here, with the loader's lock.
 ///
 /// # Safety
 ///
@@ -299,11 +306,14 @@ pub(in crate::global) unsafe fn end(keeper: &Keeper) {
     keeper.dismiss();
     // Relaxed: no other thread is running here.
     let [thread, base, bytes] = keeper.marks.each_ref().map(|mark| mark.swap(0, Ordering::Relaxed));
+    let mut state = 0;
     // SAFETY: a thread that `start` created, not joined yet, which ends by itself within a quantum; its stack, which it
-    // no longer uses then. 0: there is none.
+    // no longer uses then. 0: there is none. A place for this thread's state, which is restored.
     unsafe {
+        pthread_setcancelstate(CANCEL_DISABLE, &mut state);
         if thread != 0 && libc::pthread_join(thread as libc::pthread_t, ptr::null_mut()) == 0 {
             Stack { base, bytes }.unmap();
         }
+        pthread_setcancelstate(state, &mut state);
     }
 }
