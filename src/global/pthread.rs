@@ -101,6 +101,12 @@ pub(super) fn enlist<S: Source + 'static>(objects: &'static Objects<S>) -> Optio
         return None;
     };
     let thread = objects.enlist()?;
+    if current::get() != FRESH.as_thread().as_ptr() {
+        // The heap's source has used another heap meanwhile, which has made one.
+        // SAFETY: ours, and not used again.
+        unsafe { Thread::end(thread) };
+        return None;
+    }
     current::set(thread);
     // SAFETY: a key that `key` made; the value is for `ended`.
     if unsafe { libc::pthread_setspecific(key, thread.as_ptr().cast()) } != 0 {

@@ -89,7 +89,8 @@ pub(super) fn enlist<S: Source + 'static>(objects: &'static Objects<S>) -> Optio
         return None;
     }
     let thread = objects.enlist()?;
-    if !current::set(thread) {
+    // In the first case the heap's source has used another heap meanwhile, which has made one.
+    if current::get() != FRESH.as_thread() || !current::set(thread) {
         // SAFETY: ours, and not used again.
         unsafe { Thread::end(thread) };
         return None;

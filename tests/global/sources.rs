@@ -412,3 +412,59 @@ fn a_heap_used_inside_another_leaves_the_other_at_work() {
     NESTED.release(0);
     NESTED.check().unwrap();
 }
+
+/// The system, which notes in another heap what it does.
+#[derive(Debug)]
+struct Keeping;
+
+static KEPT: GlobalHeap = new_heap();
+/// 1: the next growth is noted.
+static NOTED: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the verbs are the system's.
+unsafe impl Verbs for Keeping {
+    unsafe fn prepare(&self, purpose: Purpose, start: NonNull<u8>, bytes: usize) -> Result<Contents, Refused> {
+        if purpose == Purpose::Pages && NOTED.swap(0, Ordering::Relaxed) == 1 {
+            Block::new(&KEPT, layout(100, 8), 7).unwrap().free(&KEPT);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.prepare(purpose, start, bytes) }
+    }
+}
+
+static FULL: GlobalHeap<OverSystem<Keeping>> = {
+    // SAFETY: the system's pages are memory.
+    unsafe { GlobalHeap::with_source(OverSystem(Keeping), Config::new(by_width(1 << 30, 256 << 20))) }
+};
+
+/// A thread begins in a full heap, which grows for the thread's structure. Meanwhile the source uses another heap, and
+/// that makes one for the thread too. The thread keeps that one, and gives it back when it ends. (It kept the
+/// other, and the second heap counted it for ever, or until a thread that began there found that it had ended.)
+#[test]
+fn a_thread_has_one_structure_though_the_source_uses_another_heap_as_it_begins() {
+    let mut blocks: Vec<_> = Block::new(&FULL, layout(100, 8), 1).into_iter().collect();
+    assert!(FULL.set_limit(2 << 20));
+    // Of all lengths that a structure may have, too.
+    let lengths = (1 << 10..=4 << 10).rev().step_by(64);
+    for size in [40 << 10, 8 << 10].into_iter().chain(lengths) {
+        blocks.extend(std::iter::from_fn(|| Block::new(&FULL, layout(size, 8), 1)));
+    }
+    assert!(FULL.set_limit(64 << 20));
+    let threads = || [FULL.stats().threads, KEPT.stats().threads];
+    let before = threads();
+    NOTED.store(1, Ordering::Relaxed);
+    let meanwhile = std::thread::spawn(move || {
+        let block = Block::new(&FULL, layout(100, 8), 2).unwrap();
+        let meanwhile = threads();
+        block.free(&FULL);
+        meanwhile
+    });
+    let meanwhile = meanwhile.join().unwrap();
+    assert_eq!(NOTED.load(Ordering::Relaxed), 0, "the heap did not grow");
+    assert_eq!((before[1], threads()), (0, before), "what has ended has none");
+    if before[0] > 0 {
+        assert_eq!(meanwhile, [before[0], 1]);
+    }
+    blocks.into_iter().for_each(|block| block.free(&FULL));
+    FULL.check().unwrap();
+}
