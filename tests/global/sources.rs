@@ -434,7 +434,7 @@ unsafe impl Verbs for Keeping {
 
 static FULL: GlobalHeap<OverSystem<Keeping>> = {
     // SAFETY: the system's pages are memory.
-    unsafe { GlobalHeap::with_source(OverSystem(Keeping), Config::new(by_width(1 << 30, 256 << 20))) }
+    unsafe { GlobalHeap::with_source(OverSystem(Keeping), Config::new(64 << 20)) }
 };
 
 /// A thread begins in a full heap, which grows for the thread's structure. Meanwhile the source uses another heap, and
@@ -449,7 +449,7 @@ fn a_thread_has_one_structure_though_the_source_uses_another_heap_as_it_begins()
     for size in [40 << 10, 8 << 10].into_iter().chain(lengths) {
         blocks.extend(std::iter::from_fn(|| Block::new(&FULL, layout(size, 8), 1)));
     }
-    assert!(FULL.set_limit(64 << 20));
+    assert!(FULL.set_limit(usize::MAX));
     let threads = || [FULL.stats().threads, KEPT.stats().threads];
     let before = threads();
     NOTED.store(1, Ordering::Relaxed);
