@@ -242,6 +242,17 @@ static ENDED: AtomicBool = AtomicBool::new(false);
 #[cfg(target_os = "linux")]
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
+/// Whether this process is the child of a fork.
+#[cfg(target_os = "linux")]
+static CHILD: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process is the child of a fork, or the caller is in a handler of one.
+#[cfg(target_os = "linux")]
+pub(super) fn is_child() -> bool {
+    // Relaxed: written while the child has one thread.
+    CHILD.load(Ordering::Relaxed) || is_forking()
+}
+
 unsafe extern "C" fn before() {
     if is_forking() {
         // Relaxed, here and below: only the forking thread.
@@ -305,7 +316,10 @@ unsafe extern "C" fn child() {
         pthread::forget_leaving();
         // This one: other threads that were about to fork do not exist. Relaxed, here and below: for the same reason.
         #[cfg(target_os = "linux")]
-        FORKS.store(1, Ordering::Relaxed);
+        {
+            FORKS.store(1, Ordering::Relaxed);
+            CHILD.store(true, Ordering::Relaxed);
+        }
         heaps().for_each(|heap| heap.recover(own));
     }
     if is_last() {

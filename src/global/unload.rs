@@ -110,6 +110,11 @@ pub(super) fn register_again() {
     if BEGUN.load(Ordering::Relaxed) || TIMES.load(Ordering::Relaxed) >= AGAIN {
         return;
     }
+    // In the child of a fork what its parent has registered must do. A thread that is not there may have held the C
+    // library's lock for this, and then it is held for ever.
+    if REGISTERED.load(Ordering::Relaxed) && fork::is_child() {
+        return;
+    }
     // Counted before it is done: the C library's own allocation may lead back here.
     if TIMES.fetch_add(1, Ordering::Relaxed) < AGAIN && background::constructors_have_run() {
         let _errno = KeepErrno::new();

@@ -281,6 +281,52 @@ fn forks_do_not_wait_for_who_is_refused() {
     });
 }
 
+/// A thread that first uses the heap in the child of a fork asks nothing of the C library that a thread of the parent's
+/// may have been at.
+#[test]
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn a_thread_begins_in_the_child_though_another_was_at_what_ends_the_process() {
+    const NAME: &str = "forks::a_thread_begins_in_the_child_though_another_was_at_what_ends_the_process";
+    unsafe extern "C" {
+        fn __cxa_finalize(library: *mut libc::c_void);
+    }
+    extern "C" fn nothing() {}
+    extern "C" fn life(_: *mut libc::c_void) -> *mut libc::c_void {
+        drop(std::hint::black_box(vec![1_u8; 100]));
+        ptr::null_mut()
+    }
+    if !is_child() {
+        return assert!(run(NAME));
+    }
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // So many that whoever looks through them holds their lock for long.
+            // SAFETY: functions that are never unloaded; no library has this address.
+            unsafe {
+                (0..100_000).for_each(|_| assert_eq!(libc::atexit(nothing), 0));
+                while !over.load(Ordering::Relaxed) {
+                    __cxa_finalize((&raw const over).cast_mut().cast());
+                }
+            }
+        });
+        thread::sleep(Duration::from_millis(100));
+        let end_well = (0..5).all(|_| {
+            let child = || {
+                let mut other = 0;
+                // SAFETY: a thread that is joined.
+                unsafe {
+                    libc::pthread_create(&raw mut other, ptr::null(), life, ptr::null_mut()) == 0
+                        && libc::pthread_join(other, ptr::null_mut()) == 0
+                }
+            };
+            ended_well(fork(child))
+        });
+        over.store(true, Ordering::Relaxed);
+        assert!(end_well);
+    });
+}
+
 /// A thread that is alone with a heap works without its lock. A fork waits until that thread has left, because the
 /// child will not have it.
 #[test]
