@@ -63,8 +63,8 @@
 //! that `parent` or `child` does not come any more. So whoever closes it first waits for a fork that another thread is
 //! at, or ends the one that it is at itself, in one of its other handlers; and forks that come later pass by ([`end`]).
 //! (A fork that looks a handler up as the C library forgets it calls it where there is no code any more. Nothing can be
-//! done here about that: where some threads only fork, and another only loads and closes a library with three empty
-//! handlers, that ends the process after some hundred forks.)
+//! done here about that. Where two threads only fork, and a third only loads and closes a library with three empty
+//! handlers, that ends the process after some hundred forks; with a heap in the library, which waits, not in 50,000.)
 
 use core::cell::Cell;
 use core::ffi::c_int;
@@ -76,9 +76,9 @@ use core::time::Duration;
 
 use crate::object::Forks;
 use crate::source::{self, KeepErrno};
-#[cfg(target_os = "linux")]
-use crate::sync::process;
 use crate::sync::{Guard, Lock, is_forking, set_forking, sleep};
+#[cfg(target_os = "linux")]
+use crate::sync::{process, rest};
 
 use super::{background, pthread};
 
@@ -153,7 +153,7 @@ impl Opening {
 #[cfg(target_os = "linux")]
 pub(super) unsafe fn abandon_all() {
     // Those that came after `end`, and pass by.
-    wait_for_forks();
+    wait_for_forks(u32::MAX);
     loop {
         OPENING.hold();
         let mut keepers = heaps().filter_map(Forks::keeper);
@@ -356,18 +356,29 @@ pub(super) fn end() {
             }
         }
     }
+    // First a moment in which nobody forks: a fork that passes by, and ends as the handlers are forgotten, may still
+    // look for them.
+    wait_for_forks(QUIET_ROUNDS);
     // SeqCst: as in `before`.
     ENDED.store(true, Ordering::SeqCst);
-    wait_for_forks();
+    wait_for_forks(u32::MAX);
 }
 
-/// Waits until no thread is between the handlers, or in one of them.
+/// How many rounds of 0.1 ms to wait for such a moment.
 #[cfg(target_os = "linux")]
-fn wait_for_forks() {
+const QUIET_ROUNDS: u32 = 1 << 13;
+
+/// Waits until no thread is between the handlers, or in one of them; but for so many rounds at most.
+#[cfg(target_os = "linux")]
+fn wait_for_forks(rounds: u32) {
+    let mut round = 0;
     // SeqCst: as in `before`; and acquires what those did that have left. They wake nobody: who wakes another thread is
     // still in that call, whose code must stay.
-    while FORKS.load(Ordering::SeqCst) != 0 {
-        sleep(Duration::from_millis(1));
+    for _ in 0..rounds {
+        if FORKS.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        round = rest(round);
     }
 }
 
