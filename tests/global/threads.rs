@@ -60,6 +60,70 @@ fn one_thread_allocates_and_another_frees() {
     HEAP.check().unwrap();
 }
 
+/// A thread that allocates blocks of these sizes and frees them, and others, at random; what it has in the end is left
+/// to those that come later.
+fn live_a_while(heap: &GlobalHeap, left: &Mutex<Vec<Block>>, mut random: Random, sizes: &Range<usize>) {
+    let mut own = Vec::new();
+    for number in 0..random.below(500) {
+        let index = random.below(own.len().max(1));
+        match random.below(10) {
+            0..5 => {
+                let size = sizes.start + random.below(sizes.len());
+                own.extend(Block::new(heap, layout(size, 8), number as u8));
+            }
+            5..8 if !own.is_empty() => own.swap_remove(index).free(heap),
+            8 => left.lock().unwrap().extend(own.drain(index..)),
+            _ => {
+                let mut others = left.lock().unwrap();
+                let kept = others.len() - random.below(others.len().min(100) + 1);
+                let taken = others.split_off(kept);
+                drop(others);
+                taken.into_iter().for_each(|block| block.free(heap));
+            }
+        }
+    }
+    left.lock().unwrap().append(&mut own);
+}
+
+/// In the end nothing is in use but the threads' structures. In the small heap many a block is refused.
+#[test]
+fn threads_that_free_each_others_blocks_and_end_at_any_moment_lose_nothing() {
+    static SMALL: GlobalHeap = new_heap().limit(8 << 20).background(false);
+    static LARGE: GlobalHeap = new_heap().limit(256 << 20).background(false);
+    let sizes = [
+        8..1 << 10,
+        1 << 10..8 << 10,
+        8 << 10..33 << 10,
+        32 << 10..96 << 10,
+        8..40 << 10,
+    ];
+    for heap in [&SMALL, &LARGE] {
+        for (wave, sizes) in sizes.iter().cycle().take(rounds(100)).enumerate() {
+            let left = Mutex::new(Vec::new());
+            on_threads(6, |line| {
+                for turn in 0..4 {
+                    let seed = ((1 + wave * 24 + line * 4 + turn) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                    on_threads(1, |_| live_a_while(heap, &left, Random(seed), sizes));
+                }
+            });
+            heap.check().unwrap();
+            let pop = || left.lock().unwrap().pop();
+            on_threads(1, |_| std::iter::from_fn(pop).for_each(|block| block.free(heap)));
+            heap.check().unwrap();
+        }
+        heap.release(usize::MAX);
+        let (stats, snapshot) = (heap.stats(), heap.snapshot());
+        let kept = stats.magazine_bytes + stats.stored_bytes + stats.rack_bytes;
+        assert_eq!((kept, stats.pages.in_use), (0, stats.span_pages), "{stats}");
+        let live = snapshot
+            .classes()
+            .iter()
+            .map(|class| class.live)
+            .filter(|&live| live > 0);
+        assert!(live.eq([stats.thread_structures]), "{stats}");
+    }
+}
+
 /// Except for a few slots, kept for the next thread that gets the structure; they are released with everything else
 /// that is kept.
 #[test]
