@@ -29,13 +29,16 @@
 //! Two cases remain: eight or more threads that all started before `main` and run until the end; and, if none started
 //! later, code that uses the heap after the end of such a library.
 //!
-//! Two cases are not handled:
+//! Three cases are not handled:
 //!
 //! - A library is closed while a thread is entering or leaving the key's destructor, or a handler of a fork, a few
 //!   instructions before or after the counted part (`pthread.rs`, `fork.rs`). A program that has joined its threads
 //!   cannot meet this. (It was seen once in some thousand runs of a test that had waited only for their work.)
 //! - One thread closes the library while another ends the process: the latter may wait for the loader's lock in
 //!   [`stay`] until the code it would return to is gone.
+//! - A heap is opened by constructors, and then no thread begins to use it before a fork, during which another thread
+//!   is in `atexit`, `exit` or `dlclose`. In the child the lock of these is held for ever, and who registers there waits
+//!   for it. (If the parent has registered, the child does not: see [`register_again`].)
 //!
 //! **What is given back**: tables, free pages, and the address space after the last page in use. A block that is still
 //! allocated stays in place: its owner may read it forever. Nobody may *free* it, of course. The process's own heap of
