@@ -37,8 +37,8 @@
 //! - One thread closes the library while another ends the process: the latter may wait for the loader's lock in
 //!   [`stay`] until the code it would return to is gone.
 //! - A heap is opened by constructors, and then no thread begins to use it before a fork, during which another thread
-//!   is in `atexit`, `exit` or `dlclose`. In the child the lock of these is held for ever, and who registers there waits
-//!   for it. (If the parent has registered, the child does not: see [`register_again`].)
+//!   is in `atexit`, `exit` or `dlclose`. In the child their lock is held for ever, and who registers there waits for
+//!   it. (If the parent has registered, the child does not: see [`register_again`].)
 //!
 //! **What is given back**: tables, free pages, and the address space after the last page in use. A block that is still
 //! allocated stays in place: its owner may read it forever. Nobody may *free* it, of course. The process's own heap of
