@@ -388,7 +388,7 @@ unsafe impl Verbs for Noting {
 
 static NESTED: GlobalHeap<OverSystem<Noting>> = {
     // SAFETY: the system's pages are memory.
-    unsafe { GlobalHeap::with_source(OverSystem(Noting), Config::new(by_width(1 << 30, 256 << 20))) }
+    unsafe { GlobalHeap::with_source(OverSystem(Noting), Config::new(by_width(1 << 30, 96 << 20))) }
 };
 
 /// A source that allocates from another heap uses this thread's structure in the middle of the first heap's work.
@@ -417,7 +417,7 @@ fn a_heap_used_inside_another_leaves_the_other_at_work() {
 #[derive(Debug)]
 struct Keeping;
 
-static KEPT: GlobalHeap = new_heap();
+static KEPT: GlobalHeap = new_heap().reserve(16 << 20);
 /// 1: the next growth is noted.
 static NOTED: AtomicUsize = AtomicUsize::new(0);
 
@@ -434,7 +434,7 @@ unsafe impl Verbs for Keeping {
 
 static FULL: GlobalHeap<OverSystem<Keeping>> = {
     // SAFETY: the system's pages are memory.
-    unsafe { GlobalHeap::with_source(OverSystem(Keeping), Config::new(64 << 20)) }
+    unsafe { GlobalHeap::with_source(OverSystem(Keeping), Config::new(16 << 20)) }
 };
 
 /// A thread begins in a full heap, which grows for the thread's structure. Meanwhile the source uses another heap, and

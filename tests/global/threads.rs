@@ -88,7 +88,7 @@ fn live_a_while(heap: &GlobalHeap, left: &Mutex<Vec<Block>>, mut random: Random,
 /// In the end nothing is in use but the threads' structures. In the small heap many a block is refused.
 #[test]
 fn threads_that_free_each_others_blocks_and_end_at_any_moment_lose_nothing() {
-    static SMALL: GlobalHeap = new_heap().limit(8 << 20).background(false);
+    static SMALL: GlobalHeap = new_heap().reserve(8 << 20).background(false);
     static LARGE: GlobalHeap = new_heap().limit(256 << 20).background(false);
     let sizes = [
         8..1 << 10,
